@@ -30,7 +30,7 @@ pub use {
     leaks::cycles_leave_nothing,
     memory::MemoryBackend,
     others::{Other, OtherClient},
-    suite::{Suite, arguments},
+    suite::{Suite, arguments, arguments_of_idle_tests},
 };
 
 #[cfg(doctest)]

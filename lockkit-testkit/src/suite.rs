@@ -35,6 +35,12 @@ pub fn arguments() -> Arguments {
     arguments_with(2)
 }
 
+/// The same for tests that do nothing but wait for leases to lapse: eight at once for each processor.
+#[must_use]
+pub fn arguments_of_idle_tests() -> Arguments {
+    arguments_with(8)
+}
+
 fn arguments_with(per_processor: usize) -> Arguments {
     let open_files = getrlimit(Resource::Nofile);
     // Where that is refused, tests that need more say so themselves.

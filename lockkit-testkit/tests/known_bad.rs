@@ -14,7 +14,7 @@ const DOCS: &str = include_str!("../../docs/testing.md");
 const CASES: &str = include_str!("../../docs/cases.md");
 
 fn main() -> ExitCode {
-    let arguments = lockkit_testkit::arguments();
+    let arguments = lockkit_testkit::arguments_of_idle_tests();
     // The sound store's machine runs here for as long as its trials do.
     let runtime = runtime().expect("a runtime");
     let sound = runtime.block_on(SimpleBackend::start(None)).expect("a port");
