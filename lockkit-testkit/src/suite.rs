@@ -35,7 +35,7 @@ pub fn arguments() -> Arguments {
     arguments_with(2)
 }
 
-/// The same for tests that do nothing but wait for leases to lapse: eight at once for each processor.
+/// The same for tests that hardly do more than wait for leases to lapse: eight at once for each processor.
 #[must_use]
 pub fn arguments_of_idle_tests() -> Arguments {
     arguments_with(8)

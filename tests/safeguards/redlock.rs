@@ -187,6 +187,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redlock/redlock::down::an_inspection_waits_for_a_majority_that_is_slow",
     },
     Safeguard {
+        name: "unheard_node",
+        does: "A release is not final at a node whose answer will not be heard",
+        file: LATE,
+        code: "«self.entry.doubt(self.node)»;",
+        without: "_ = self.node",
+        noticed_by: "lockkit-redlock/redlock::background::a_release_is_not_final_at_a_node_that_nobody_hears_out",
+    },
+    Safeguard {
         name: "reconnections_of_nodes",
         does: "A connection that a node replaces is counted",
         file: INFO,

@@ -33,7 +33,8 @@ impl Reconnections {
         Self { parts: Arc::new(OnceLock::from(Vec::from_iter(parts))), ..Self::default() }
     }
 
-    /// From now on what a store counts that was opened later is counted, too. That is for one store, and before it is used.
+    /// Also counts, from now on, what a store counts that was opened later; to be called before that store is used. Only the first call
+    /// has an effect, and none has on a sum.
     pub fn follow(&self, store: Self) {
         self.parts.get_or_init(|| vec![store]);
     }

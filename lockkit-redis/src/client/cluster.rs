@@ -246,7 +246,7 @@ impl Cluster {
         let gone = std::mem::replace(&mut *current, Arc::new(map));
         let map = Arc::clone(&current);
         if gone.nodes.keys().any(|address| !map.nodes.contains_key(address)) {
-            // A connection that is being made there still serves those that wait for it.
+            // `close` counts a connection that is there, but not one that is still being made, which its waiters will use.
             self.reconnections.add_one();
         }
         drop(current);

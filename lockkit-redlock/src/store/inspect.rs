@@ -31,9 +31,13 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
             None if !is_late && views.len() < quorum.majority && views.len() + calls.unheard() >= quorum.majority => {
                 is_late = true;
                 calls.limit(RedlockConfig::PATIENCE.saturating_sub(limit));
-                limit = limit.max(RedlockConfig::PATIENCE);
             }
-            None => break,
+            None => {
+                if is_late {
+                    limit = limit.max(RedlockConfig::PATIENCE);
+                }
+                break;
+            }
         }
     }
     for (node, answer) in calls.at_hand().await {

@@ -1,4 +1,5 @@
-//! What nodes answer when an attempt has ended: a grant counts for the lease that there is, or is released.
+//! What nodes answer that nobody waits for, after an attempt or when a lease is healed: a grant counts for the lease that there is, or
+//! is released.
 
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ pub(crate) fn see_to<T: Send + 'static>(
     });
 }
 
-/// A node of which it is not known what it grants when the attempt has ended, or when it was asked again for a lease that it had lost.
+/// A node whose answer is still to come: the attempt has ended, or the node is asked again for a lease that it had lost.
 struct Unheard {
     quorum: Arc<Quorum>,
     entry: Arc<Entry>,
@@ -71,7 +72,7 @@ impl Unheard {
     }
 }
 
-/// Its runtime has ended: what nobody holds must not be left there.
+/// Its runtime has ended, and its answer will not be heard: the node is in doubt, and what nobody holds is released there.
 impl Drop for Unheard {
     fn drop(&mut self) {
         if self.is_heard {
@@ -85,7 +86,7 @@ impl Drop for Unheard {
     }
 }
 
-/// The answer of a node that the others did not wait for. It is slow if it takes as long again.
+/// The answer of a node that nobody waits for. It is slow if it takes longer than an attempt waits.
 async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call<Result<Attempt>>) -> Result<Attempt> {
     let limit = quorum.config.timeout_for(entry.ttl);
     if let Ok(answer) = timeout(limit, &mut call).await {
@@ -96,7 +97,7 @@ async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call
     call.await
 }
 
-/// A node answered when the attempt had ended: what it granted counts, or is released if there is no lease, or no more. Whether
+/// A node answered late: what it granted counts, or is released if there is no lease, or no more. Whether
 /// nothing is left to be released.
 async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) -> bool {
     let settled = match answer {

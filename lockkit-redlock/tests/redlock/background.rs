@@ -285,6 +285,29 @@ fn a_release_is_repeated_though_the_runtime_of_the_store_ends() {
     });
 }
 
+/// A node had not answered when the lease was granted, and the runtime ends that was to hear it: what it was asked for may arrive behind
+/// the release.
+#[test]
+fn a_release_is_not_final_at_a_node_that_nobody_hears_out() {
+    let (home, _, timed, store) = with_a_slow_node();
+    let node = &timed.0;
+    let own = AcquireRequest { ttl: Duration::from_secs(60), ..request(&claim("a")) };
+    let caller = runtime();
+    assert!(matches!(caller.block_on(store.acquire(&own)), Ok(Attempt::Granted(_))));
+    drop(caller);
+    home.block_on(async {
+        drop(tokio::time::timeout(PATIENCE, node.dropped.subscribe().wait_for(|dropped| *dropped > 0)).await);
+        assert!(
+            matches!(node.inner.release(&own.claim).await, Ok(Release::Released { .. })),
+            "as if it were on its way"
+        );
+        node.go.send_replace(true);
+        assert!(matches!(store.release(&own.claim).await, Ok(Release::Released { .. })));
+        assert!(matches!(node.inner.acquire(&own).await, Ok(Attempt::Granted(_))), "it arrives");
+        until_free_at(node, &own.claim).await;
+    });
+}
+
 /// An acquisition that fails leaves what it was granted to its caller, and what is granted later to nobody.
 #[test]
 fn a_try_that_was_dropped_leaves_nothing_though_its_runtime_ends() {
