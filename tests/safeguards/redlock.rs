@@ -182,8 +182,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "inspection_waits",
         does: "An inspection waits longer than the node timeout for a majority",
         file: INSPECT,
-        code: "«calls.limit(RedlockConfig::PATIENCE.saturating_sub(limit));»",
-        without: "break;",
+        code: "let longer = «RedlockConfig::PATIENCE.saturating_sub(limit)»;",
+        without: "Duration::ZERO",
         noticed_by: "lockkit-redlock/redlock::down::an_inspection_waits_for_a_majority_that_is_slow",
     },
     Safeguard {

@@ -23,9 +23,9 @@ const MOST_OWED: usize = 10_000;
 pub(super) enum Certainty {
     /// The acquisition was answered, and nothing else can create a lease: `NotHeld` is final.
     Settled,
-    /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final, as long as no
-    /// call failed, and no connection was replaced, since that many [`failures`](Engine::failures) were counted. After that, the next request may go
-    /// another way and be faster.
+    /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final, as long as no call
+    /// failed, and no connection was replaced, since that many [`failures`](Engine::failures) were counted. After that, the
+    /// next request may go another way and be faster.
     Ordered(u64),
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.

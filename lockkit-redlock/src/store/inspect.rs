@@ -8,6 +8,7 @@ use crate::{
     wire::error::NodeErrors,
 };
 use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, Query, Result, Token, store::Sent};
+use tokio::time::Instant;
 
 /// Asks all nodes, and lays their answers on top of each other.
 ///
@@ -21,33 +22,26 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
         let (quorum, query) = (Arc::clone(quorum), Arc::clone(&query));
         calls.add(node, async move { quorum.nodes[node].inspect(&query).await });
     }
-    let mut limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
-    calls.limit(limit);
-    let (mut views, mut errors, mut is_late) = (Vec::new(), NodeErrors::default(), false);
-    while !is_late || views.len() < quorum.majority && views.len() + calls.unheard() >= quorum.majority {
-        match calls.next().await {
-            Some((_, Ok(view))) => views.push(view),
-            Some((node, Err(error))) => errors.push(quorum.nodes[node].name(), error),
-            None if !is_late && views.len() < quorum.majority && views.len() + calls.unheard() >= quorum.majority => {
-                is_late = true;
-                calls.limit(RedlockConfig::PATIENCE.saturating_sub(limit));
-            }
-            None => {
-                if is_late {
-                    limit = limit.max(RedlockConfig::PATIENCE);
-                }
-                break;
+    let limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
+    let longer = RedlockConfig::PATIENCE.saturating_sub(limit);
+    let (all, begun) = (quorum.nodes.len(), Instant::now());
+    let (mut views, mut errors) = (Vec::new(), NodeErrors::default());
+    // At last those that have come together with the answer that made a majority.
+    for (limit, enough) in [(limit, all), (longer, quorum.majority), (Duration::ZERO, all)] {
+        calls.limit(limit);
+        while views.len() < enough
+            && views.len() + calls.unheard() >= quorum.majority
+            && let Some((node, answer)) = calls.next().await
+        {
+            match answer {
+                Ok(view) => views.push(view),
+                Err(error) => errors.push(quorum.nodes[node].name(), error),
             }
         }
     }
-    for (node, answer) in calls.at_hand().await {
-        match answer {
-            Ok(view) => views.push(view),
-            Err(error) => errors.push(quorum.nodes[node].name(), error),
-        }
-    }
+    let waited = Duration::from_millis(u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     for node in calls.pending() {
-        errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::ReadOnly));
+        errors.push(quorum.nodes[node].name(), Error::no_answer(waited, Sent::ReadOnly));
     }
     if views.len() < quorum.majority {
         return Err(errors.into_error(views.len(), quorum.nodes.len(), Effect::None));

@@ -18,19 +18,9 @@ pub(crate) fn hear_out(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Call
     let mut late = Calls::with_capacity(calls.unheard());
     late.begun_with(&calls);
     for (node, call) in calls.take() {
-        late.add(node, hear(Arc::clone(quorum), Arc::clone(entry), node, call));
+        late.add(node, Unheard::new(quorum, entry, node).hear(call));
     }
     late
-}
-
-/// Hears a node out. Whether nothing is left to be released there.
-pub(crate) fn hear(
-    quorum: Arc<Quorum>,
-    entry: Arc<Entry>,
-    node: usize,
-    call: Call<Result<Attempt>>,
-) -> impl Future<Output = bool> + Send {
-    Unheard { quorum, entry, node, is_heard: false }.hear(call)
 }
 
 /// Leads to its end in the background what is done about a claim. With a claim `to_forget`, that is forgotten if it `is_done` everywhere.
@@ -57,7 +47,7 @@ pub(crate) fn see_to<T: Send + 'static>(
 }
 
 /// A node whose answer is still to come: the attempt has ended, or the node is asked again for a lease that it had lost.
-struct Unheard {
+pub(crate) struct Unheard {
     quorum: Arc<Quorum>,
     entry: Arc<Entry>,
     node: usize,
@@ -65,7 +55,12 @@ struct Unheard {
 }
 
 impl Unheard {
-    async fn hear(mut self, call: Call<Result<Attempt>>) -> bool {
+    pub(crate) fn new(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize) -> Self {
+        Self { quorum: Arc::clone(quorum), entry: Arc::clone(entry), node, is_heard: false }
+    }
+
+    /// Hears the node out. Whether nothing is left to be released there.
+    pub(crate) async fn hear(mut self, call: Call<Result<Attempt>>) -> bool {
         let answer = late_answer(&self.quorum, &self.entry, self.node, call).await;
         self.is_heard = true;
         keep(&self.quorum, &self.entry, self.node, answer).await
@@ -97,8 +92,7 @@ async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call
     call.await
 }
 
-/// A node answered late: what it granted counts, or is released if there is no lease, or no more. Whether
-/// nothing is left to be released.
+/// A node answered late: what it granted counts, or is released if there is no lease, or no more. Whether nothing is left to be released.
 async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) -> bool {
     let settled = match answer {
         Ok(Attempt::Granted(hold)) if !entry.is_over() => {

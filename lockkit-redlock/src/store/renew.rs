@@ -13,7 +13,7 @@ use crate::{
         claims::{Entry, Grant},
         quorum::Quorum,
     },
-    store::late::hear,
+    store::late::Unheard,
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
@@ -279,5 +279,5 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
     };
     let asked = Arc::clone(&quorum);
     let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.info.clock).await });
-    hear(quorum, entry, node, call).await;
+    Unheard::new(&quorum, &entry, node).hear(call).await;
 }
