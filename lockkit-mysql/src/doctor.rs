@@ -208,7 +208,7 @@ impl Doctor<'_> {
     /// the user may not counts as yes.
     async fn may(&self, statement: &str) -> Result<bool> {
         let text = statement.replace("{}", &self.store.statements.table);
-        let statement: Statement<'_> = sqlx::query(sqlx::AssertSqlSafe(text));
+        let statement: Statement = sqlx::query(sqlx::AssertSqlSafe(text));
         match self.connection().await?.execute(|_| statement, None).await {
             Err(e) if e.kind() == ErrorKind::Denied => Ok(false),
             Err(e) if matches!(e.kind(), ErrorKind::TimedOut) => Err(e),

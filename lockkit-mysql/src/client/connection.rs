@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Error, Result, Token};
 use sqlx::{
-    MySqlConnection, Row as _,
+    Execute, MySql, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
 };
 use tokio::{
@@ -20,7 +20,7 @@ use tokio::{
 use crate::{
     client::{
         idle::Idle,
-        raw::{self, RawConnection, Timer, before},
+        raw::{self, Answer, RawConnection},
     },
     wire::{
         error::{self, Sent},
@@ -81,22 +81,21 @@ impl Connection {
     ///
     /// # Errors
     /// When it fails or the deadline has come. The error says whether it may have had an effect.
-    pub(crate) async fn execute<'q>(
+    pub(crate) async fn execute(
         &mut self,
-        statement: impl FnOnce(Question) -> Statement<'q>,
+        statement: impl FnOnce(Question) -> Statement,
         token: Option<Token>,
     ) -> Result<(MySqlQueryResult, Question)> {
-        let (driver, timer, question) = self.ask(token)?;
-        let outcome = before(timer, statement(question).execute(driver)).await;
-        Ok((self.ended(outcome, Sent::Yes)?, question))
+        let (answer, question) = self.ask(statement, token, Sent::Yes).await?;
+        Ok((answer.done, question))
     }
 
     /// Runs a statement that only reads. What it answers is not known to be its answer.
     ///
     /// # Errors
     /// When it fails or the deadline has come; without effect.
-    pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
-        Ok(self.fetch(|_| statement).await?.0)
+    pub(crate) async fn rows(&mut self, statement: Statement) -> Result<Vec<MySqlRow>> {
+        Ok(self.ask(|_| statement, None, Sent::ReadOnly).await?.0.rows)
     }
 
     /// Runs a statement that only reads, and whose rows begin with the number of the question. If there are none, another
@@ -104,27 +103,19 @@ impl Connection {
     ///
     /// # Errors
     /// As [`rows`](Self::rows), and when the answer is one to another question.
-    pub(crate) async fn numbered_rows<'q>(
+    pub(crate) async fn numbered_rows(
         &mut self,
-        statement: impl FnOnce(Question) -> Statement<'q>,
+        statement: impl FnOnce(Question) -> Statement,
     ) -> Result<Vec<MySqlRow>> {
-        let (rows, question) = self.fetch(statement).await?;
+        let (Answer { rows, .. }, question) = self.ask(statement, None, Sent::ReadOnly).await?;
         let is_answer = if rows.is_empty() {
-            let (echo, question) = self.fetch(|question| statements::number().bind(question)).await?;
-            echo.len() == 1 && has_number(&echo, question)
+            let number = |question| statements::number().bind(question);
+            let (echo, question) = self.ask(number, None, Sent::ReadOnly).await?;
+            echo.rows.len() == 1 && has_number(&echo.rows, question)
         } else {
             has_number(&rows, question)
         };
         if is_answer { Ok(rows) } else { Err(self.out_of_step(Sent::ReadOnly)) }
-    }
-
-    async fn fetch<'q>(
-        &mut self,
-        statement: impl FnOnce(Question) -> Statement<'q>,
-    ) -> Result<(Vec<MySqlRow>, Question)> {
-        let (driver, timer, question) = self.ask(None)?;
-        let outcome = before(timer, statement(question).fetch_all(driver)).await;
-        Ok((self.ended(outcome, Sent::ReadOnly)?, question))
     }
 
     /// Runs a transaction that is given as one text, likewise. The rows of all its statements begin with the number
@@ -138,11 +129,8 @@ impl Connection {
         text: impl FnOnce(Question) -> String,
         token: Option<Token>,
     ) -> Result<Vec<MySqlRow>> {
-        let (driver, timer, question) = self.ask(token)?;
-        let text = sqlx::AssertSqlSafe(text(question));
-        let outcome = before(timer, sqlx::raw_sql(text).fetch_all(driver)).await;
-        let rows = match self.ended(outcome, Sent::Yes) {
-            Ok(rows) => rows,
+        let (rows, question) = match self.ask(|question| raw::text(text(question)), token, Sent::Yes).await {
+            Ok((answer, question)) => (answer.rows, question),
             Err(busy) if error::is_row_busy(&busy) => {
                 self.roll_back().await;
                 return Err(busy);
@@ -158,11 +146,8 @@ impl Connection {
     /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
     /// once. Without it the connection is not used again.
     async fn roll_back(&mut self) {
-        let Ok((driver, timer, question)) = self.ask(None) else { return };
-        let text = sqlx::AssertSqlSafe(order::roll_back(question));
-        let outcome = before(timer, sqlx::raw_sql(text).fetch_all(driver)).await;
-        match self.ended(outcome, Sent::ReadOnly) {
-            Ok(rows) if rows.len() == 1 && has_number(&rows, question) => {}
+        match self.ask(|question| raw::text(order::roll_back(question)), None, Sent::ReadOnly).await {
+            Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => {}
             Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
             Err(_) => self.close_if_answered(),
         }
@@ -173,9 +158,7 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let (driver, timer, _) = self.ask(None)?;
-        let outcome = before(timer, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
-        self.ended(outcome, Sent::Yes)
+        Ok(self.ask(|_| raw::text(text), None, Sent::Yes).await?.0.done)
     }
 
     /// Statements that run from now on have this bound.
@@ -205,19 +188,17 @@ impl Connection {
         error::out_of_step(sent)
     }
 
-    /// From here until [`ended`](Self::ended) the connection is in doubt.
-    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Timer, Question)> {
-        let until = self.bound.at;
-        self.raw.as_mut().and_then(|raw| raw.ask(token, until)).ok_or_else(raw::broke)
-    }
-
-    /// Takes note of how a question ended: with an answer, which may be a refusal, or, in time, without one.
-    fn ended<T>(&mut self, outcome: Option<Result<T, sqlx::Error>>, sent: Sent) -> Result<T> {
-        match outcome {
-            Some(Ok(answer)) => {
-                self.raw.iter_mut().for_each(RawConnection::answered);
-                Ok(answer)
-            }
+    /// Asks, and takes note of how that ended: with an answer, which may be a refusal, or, in time, without one.
+    async fn ask<Q: Execute<'static, MySql> + 'static>(
+        &mut self,
+        what: impl FnOnce(Question) -> Q,
+        token: Option<Token>,
+        sent: Sent,
+    ) -> Result<(Answer, Question)> {
+        let raw = self.raw.as_mut().ok_or_else(raw::broke)?;
+        let question = raw.ask(token, what).ok_or_else(raw::broke)?;
+        match raw.answer(self.bound.at).await {
+            Some(Ok(answer)) => Ok((answer, question)),
             Some(Err(refusal)) => {
                 let refusal = error::map(refusal, sent);
                 if error::is_row_busy(&refusal) {

@@ -5,13 +5,25 @@
 //! is **in doubt** from before the first byte of a question until the last byte of its answer was read, whatever the
 //! question is and for whatever reason its future is dropped. A connection in doubt is never used again. The driver can be
 //! reached only through [`RawConnection::ask`], which puts the connection in doubt.
+//!
+//! The driver can't take up an answer of which it has read a part: a statement that is being prepared is an exchange of which it
+//! keeps no account. So the connection keeps the question that is open, and leads it to its end when its caller is gone. A statement
+//! that is only prepared by then is not run any more.
 
-use std::{pin::Pin, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use lockkit_core::{Error, ErrorKind, Result, Token, store::without_panic};
 use sqlx::{
-    Connection as _, Executor as _, MySqlConnection,
-    mysql::{MySqlConnectOptions, MySqlRow},
+    Connection as _, Either, Execute, Executor as _, MySql, MySqlConnection, RawSql, Statement as _,
+    mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow},
 };
 use tokio::{
     runtime::{Handle, Id},
@@ -44,8 +56,15 @@ const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION au
 /// How often a server is asked at most whether it is done. Each result of a transaction may be taken for an answer.
 const MOST_PROBES: u64 = 16;
 
-/// The timer of a connection.
-pub(crate) type Timer = Pin<Box<Sleep>>;
+/// What the server answered: the rows of all results, and what was changed.
+#[derive(Default)]
+pub(crate) struct Answer {
+    pub(crate) rows: Vec<MySqlRow>,
+    pub(crate) done: MySqlQueryResult,
+}
+
+/// A question that is open, with the driver, which comes back with the answer.
+type Open = Pin<Box<dyn Future<Output = (MySqlConnection, Result<Answer, sqlx::Error>)> + Send>>;
 
 /// What to do with a server that is set to take no writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +81,14 @@ pub(crate) enum Replicas {
 /// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
 /// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
 pub(crate) struct RawConnection {
-    driver: MySqlConnection,
-    timer: Timer,
+    /// `None` while a question is open.
+    driver: Option<MySqlConnection>,
+    open: Option<Open>,
+    /// Set when nobody waits for the answer any more.
+    is_left: Arc<AtomicBool>,
+    timer: Pin<Box<Sleep>>,
     /// Driver and timer belong to it. When it ends, they may not be touched any more.
     runtime: Id,
-    /// Set while a question is open, and again if an answer turned out to belong to another one.
-    in_doubt: bool,
     /// Set when an answer turned out to belong to another question, or can't be understood.
     is_out_of_step: bool,
     /// The last claim that a question was about.
@@ -99,10 +120,11 @@ impl RawConnection {
         let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
         let (now, runtime) = (Instant::now(), Handle::current().id());
         Ok(judge(&rows, 0, replicas).map(|()| Self {
-            driver,
+            driver: Some(driver),
+            open: None,
+            is_left: Arc::default(),
             timer: Box::pin(sleep_until(now)),
             runtime,
-            in_doubt: false,
             is_out_of_step: false,
             claim: None,
             is_about_claim: false,
@@ -111,43 +133,56 @@ impl RawConnection {
         }))
     }
 
-    /// What a question and its answer take. From here on the connection is in doubt, until it was
-    /// [answered](Self::answered). `None` if it is in doubt already.
-    pub(crate) fn ask(
+    /// Asks something, and tells the number of the question. From here on the connection is in doubt, until there is an
+    /// [answer](Self::answer). `None` if it is in doubt already.
+    pub(crate) fn ask<Q: Execute<'static, MySql> + 'static>(
         &mut self,
         token: Option<Token>,
-        until: Instant,
-    ) -> Option<(&mut MySqlConnection, &mut Timer, Question)> {
+        what: impl FnOnce(Question) -> Q,
+    ) -> Option<Question> {
         if self.is_in_doubt() {
             return None;
         }
-        self.in_doubt = true;
+        let mut driver = self.driver.take()?;
         (self.claim, self.is_about_claim) = (token.or(self.claim), token.is_some());
         self.asked += 1;
-        self.timer.as_mut().reset(until);
-        Some((&mut self.driver, &mut self.timer, self.asked))
+        let (question, is_left) = (what(self.asked), Arc::clone(&self.is_left));
+        self.open = Some(Box::pin(async move {
+            let answer = understood(ask(&mut driver, question, &is_left)).await;
+            (driver, answer)
+        }));
+        Some(self.asked)
     }
 
-    /// The answer was read to its end.
-    pub(crate) fn answered(&mut self) {
-        self.in_doubt = false;
+    /// The answer to the question that is open, or `None` if it is not there by then.
+    ///
+    /// # Cancellation
+    /// The question stays open.
+    pub(crate) async fn answer(&mut self, until: Instant) -> Option<Result<Answer, sqlx::Error>> {
+        self.timer.as_mut().reset(until);
+        let (driver, answer) = tokio::select! {
+            biased;
+            answered = self.open.as_mut()? => answered,
+            () = self.timer.as_mut() => return None,
+        };
+        (self.driver, self.open) = (Some(driver), None);
+        Some(answer)
     }
 
     /// The answer belonged to another question: the one to the last question may be still to come.
     pub(crate) fn out_of_step(&mut self) {
-        (self.in_doubt, self.is_out_of_step) = (true, true);
+        self.is_out_of_step = true;
     }
 
     /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
     /// is to be probed before it serves again.
     pub(crate) fn refused(&mut self) {
-        self.answered();
         self.probed = None;
     }
 
     /// Whether a question is open.
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.in_doubt
+        self.open.is_some() || self.is_out_of_step
     }
 
     /// The claim that an open question may be about.
@@ -174,38 +209,41 @@ impl RawConnection {
     /// # Errors
     /// When it is not so, or not known in time: then it is to be closed.
     pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
-        let (driver, timer, number) = self.ask(None, until).ok_or_else(broke)?;
-        let ask = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
-        let rows = before(timer, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
-        judge(&rows, number, replicas)?;
-        self.answered();
+        let number = self.ask(None, |number| text(probe(number))).ok_or_else(broke)?;
+        let answer = self.answer(until).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
+        judge(&answer.rows, number, replicas)?;
         self.probed = Some(Instant::now());
         Ok(())
     }
 
     /// Waits until the server is done with what was asked, and closes the connection. Says whether nothing is to come of it any more;
     /// else a statement about the claim may still wait there for a row, for as long as any may.
+    ///
+    /// Its runtime may be gone, and its timer with it: the bound is one of the present runtime.
     pub(crate) async fn finish_and_close(mut self, patience: Duration) -> bool {
+        self.is_left.store(true, Ordering::Relaxed);
         let finish = async {
-            // The driver reads the answer that is still to come before it sends anything.
-            let answer = if self.is_out_of_step { None } else { Some(understood(self.driver.ping()).await) };
-            match answer {
-                Some(Ok(()) | Err(sqlx::Error::Database(_))) => true,
-                // A server does not notice that a client has gone while it works for it.
-                Some(Err(sqlx::Error::Io(_))) => !self.is_about_claim,
-                Some(Err(_)) | None => self.find_step().await,
+            if let Some(open) = self.open.take() {
+                let (driver, answer) = open.await;
+                if let Err(sqlx::Error::Io(_)) = answer {
+                    // A server does not notice that a client has gone while it works for it.
+                    return !self.is_about_claim;
+                }
+                self.driver = Some(driver);
             }
+            self.find_step().await
         };
         timeout(patience, finish).await.unwrap_or(false)
     }
 
     /// Asks until an answer has the number of one of these questions: the server answers in order. Says whether there was one.
     async fn find_step(&mut self) -> bool {
-        let last = self.asked;
+        let (Some(driver), last) = (&mut self.driver, self.asked) else { return false };
         for number in last + 1..=last + MOST_PROBES {
-            let ask = self.driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
-            match understood(ask).await {
-                Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return true,
+            match understood(read(driver, text(probe(number)))).await {
+                Ok(answer) if answer.rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => {
+                    return true;
+                }
                 Err(sqlx::Error::Io(_)) => return false,
                 _ => {}
             }
@@ -214,21 +252,43 @@ impl RawConnection {
     }
 }
 
+/// A question that is given as a text.
+pub(crate) fn text(text: String) -> RawSql {
+    sqlx::raw_sql(sqlx::AssertSqlSafe(text))
+}
+
 /// The error of a connection that broke, or that was left in the middle of a statement.
 pub(crate) fn broke() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection was already broken")
 }
 
-/// The answer, or `None` if the timer fires before.
-pub(crate) async fn before<T>(
-    timer: &mut Timer,
-    work: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Option<Result<T, sqlx::Error>> {
-    tokio::select! {
-        biased;
-        output = understood(work) => Some(output),
-        () = timer.as_mut() => None,
+/// Asks, and reads the answer to its end. For a caller that has left, nothing more is sent.
+async fn ask<Q: Execute<'static, MySql> + 'static>(
+    driver: &mut MySqlConnection,
+    mut question: Q,
+    is_left: &AtomicBool,
+) -> Result<Answer, sqlx::Error> {
+    let arguments = question.take_arguments().map_err(sqlx::Error::Encode)?;
+    let still = || match is_left.load(Ordering::Relaxed) {
+        true => Err(sqlx::Error::Protocol("its caller has left".into())),
+        false => Ok(()),
+    };
+    still()?;
+    let Some(arguments) = arguments else { return read(driver, sqlx::raw_sql(question.sql())).await };
+    let prepared = driver.prepare(question.sql()).await?;
+    still()?;
+    read(driver, prepared.query_with(arguments)).await
+}
+
+async fn read<'q>(driver: &mut MySqlConnection, question: impl Execute<'q, MySql> + 'q) -> Result<Answer, sqlx::Error> {
+    let (mut answer, mut parts) = (Answer::default(), driver.fetch_many(question));
+    while let Some(part) = poll_fn(|cx| parts.as_mut().poll_next(cx)).await {
+        match part? {
+            Either::Left(done) => answer.done.extend([done]),
+            Either::Right(row) => answer.rows.push(row),
+        }
     }
+    Ok(answer)
 }
 
 /// The driver's answer. The driver panics over some answers that do not belong to its question. Such a panic becomes an error

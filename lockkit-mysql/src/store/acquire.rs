@@ -161,7 +161,7 @@ impl MySqlStore {
         &self,
         connection: &mut Connection,
         request: &AcquireRequest,
-        taking: Statement<'_>,
+        taking: Statement,
         holder: &str,
     ) -> Result<Option<Hold>> {
         let AcquireRequest { claim, fence, .. } = request;

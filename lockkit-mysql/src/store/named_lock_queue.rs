@@ -170,7 +170,7 @@ impl NamedLockQueues {
     }
 
     /// The server's answer to a question about a named lock: a number; `None` if it is NULL or unknown.
-    async fn ask(&self, connection: &mut Connection, statement: Statement<'_>, name: &str) -> Option<i64> {
+    async fn ask(&self, connection: &mut Connection, statement: Statement, name: &str) -> Option<i64> {
         match connection.numbered_rows(|question| statement.bind(question).bind(name)).await {
             Ok(rows) => column::<Option<i64>>(rows.first()?, 1).ok().flatten(),
             Err(failed) => {
@@ -266,7 +266,7 @@ impl QueueTurn<'_> {
     }
 
     /// Whether a client has the named lock, as long as others wait for it; `false` if that is unknown.
-    pub(crate) async fn is_contended(&self, connection: &mut Connection) -> bool {
+    pub(crate) async fn is_contended(&mut self, connection: &mut Connection) -> bool {
         let name = self.queues.name(self.key);
         self.queues.ask(connection, statements::named_lock_holder(), &name).await.is_some()
     }

@@ -239,11 +239,11 @@ pub(crate) async fn extend(
     if is_answer(&done, question) { Ok(done.rows_affected()) } else { Err(connection.out_of_step(Sent::Yes)) }
 }
 
-fn bind_terms<'q>(statement: Statement<'q>, terms: &'q RenewalTerms, question: Question) -> Statement<'q> {
+fn bind_terms(statement: Statement, terms: &RenewalTerms, question: Question) -> Statement {
     statement.bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor).bind(terms.holder.as_deref())
 }
 
-fn bind_claims<'q>(statement: Statement<'q>, size: Size, claims: &[&'q Claim]) -> Statement<'q> {
+fn bind_claims(statement: Statement, size: Size, claims: &[&Claim]) -> Statement {
     let named = size.fill(claims).fold(statement, |statement, claim| statement.bind(to_column(&claim.key)));
     size.fill(claims)
         .fold(named, |statement, claim| statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice()))

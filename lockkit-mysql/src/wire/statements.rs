@@ -18,7 +18,7 @@ use crate::wire::{
 };
 
 /// A statement with its arguments.
-pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
+pub(crate) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
 
 /// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
 /// that there must be few of them; a list is filled up by repeating its last name.
@@ -72,7 +72,7 @@ impl Statements {
 
     /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the question [over the
     /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
-    pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
+    pub(crate) fn acquire(&self, with_clock: bool) -> Statement {
         self.take(with_clock, "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))")
     }
 
@@ -82,7 +82,7 @@ impl Statements {
     /// To look for those who wait locks nothing. One who comes to wait at the same time may not be seen, and is behind then: which of
     /// the two was first nobody can tell. That the lock is free is seen in its row, which is locked by then. The limit, which is none, keeps newer
     /// servers from making one statement on two tables of it, whose assignments have no order.
-    pub(crate) fn acquire_alone(&self) -> Statement<'static> {
+    pub(crate) fn acquire_alone(&self) -> Statement {
         let Self { table, claims } = self;
         let waits = format!("w.lock_id = {table}.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)");
         let nobody = format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits})");
@@ -90,7 +90,7 @@ impl Statements {
     }
 
     /// Takes a lock in the place of the exclusive lease that has it. Arguments: the same, and the token of that lease.
-    pub(crate) fn replace(&self, with_clock: bool) -> Statement<'static> {
+    pub(crate) fn replace(&self, with_clock: bool) -> Statement {
         // Not that of one that shares the lock: its name has a mark in front.
         self.take(with_clock, "token = ? AND expires > UTC_TIMESTAMP(6) AND ORD(COALESCE(node_info, '')) <> 1")
     }
@@ -100,7 +100,7 @@ impl Statements {
     ///
     /// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
     /// second of its data in a crash has the counter, but an old one.
-    fn take(&self, with_clock: bool, by: &str) -> Statement<'static> {
+    fn take(&self, with_clock: bool, by: &str) -> Statement {
         let clock = if with_clock { format!(", {NOW_US}") } else { String::new() };
         query(format!(
             "UPDATE {} SET fence = GREATEST(fence_last + 1, ?{clock}) + {WRITABLE}, span = ?, fence_last = fence + span - 1, token = ?, \
@@ -112,12 +112,12 @@ impl Statements {
     }
 
     /// Reads one lock. Arguments: the question, the name.
-    pub(crate) fn look(&self) -> Statement<'static> {
+    pub(crate) fn look(&self) -> Statement {
         query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name = ?", number_of_primary(), self.table))
     }
 
     /// Makes the row of a lock, free, if there is none. Argument: the name.
-    pub(crate) fn insert(&self) -> Statement<'static> {
+    pub(crate) fn insert(&self) -> Statement {
         query(format!(
             "INSERT IGNORE INTO {} (resource_name, create_time, update_time) \
              VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL {WRITABLE} MICROSECOND)",
@@ -126,7 +126,7 @@ impl Statements {
     }
 
     /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
-    pub(crate) fn release(&self) -> Statement<'static> {
+    pub(crate) fn release(&self) -> Statement {
         query(format!(
             "UPDATE {} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}) + {WRITABLE}, \
              version = version + 1, update_time = UTC_TIMESTAMP(6) \
@@ -138,7 +138,7 @@ impl Statements {
     /// Extends leases; one that lasts longer already is left as it is. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become, the
     /// holder's name or NULL; then as many names as the size says, for the index; then as many pairs of a name and a token.
     /// Gives the question as the insert id, if there are any.
-    pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
+    pub(crate) fn renew(&self, size: Size) -> Statement {
         query(format!("UPDATE {} SET {} WHERE {}", self.table, extended(), held_by_claims(size)))
     }
 
@@ -148,7 +148,7 @@ impl Statements {
     /// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
     /// extended is locked by then, and still looked at once more. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it
     /// from reading the table in another order.
-    pub(crate) fn renew_unlocked(&self, size: Size) -> Statement<'static> {
+    pub(crate) fn renew_unlocked(&self, size: Size) -> Statement {
         let (table, Size(limit)) = (&self.table, size);
         query(format!(
             "UPDATE (SELECT id AS free, token AS by_claim FROM {table} WHERE {} LIMIT {limit} FOR UPDATE SKIP LOCKED) AS unlocked \
@@ -159,25 +159,25 @@ impl Statements {
     }
 
     /// Reads locks. Arguments: the question, then names, as many as the size says.
-    pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
+    pub(crate) fn inspect(&self, size: Size) -> Statement {
         let names = list("?", size);
         query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name IN ({names})", number_of_primary(), self.table))
     }
 
     /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
     /// the first name, the first name beyond, how many.
-    pub(crate) fn page(&self) -> Statement<'static> {
+    pub(crate) fn page(&self) -> Statement {
         query(format!("SELECT {}, {COLUMNS} FROM {} WHERE {HELD_PAGE}", number_of_primary(), self.table))
     }
 
     /// The same as [`inspect`](Self::inspect), with the claims of the locks: several rows for a lock that is shared.
-    pub(crate) fn inspect_claims(&self, size: Size) -> Statement<'static> {
+    pub(crate) fn inspect_claims(&self, size: Size) -> Statement {
         // The limit is no limit: names are unique.
         self.with_claims(&format!("resource_name IN ({}) LIMIT {}", list("?", size), size.0), "l.id")
     }
 
     /// The same as [`page`](Self::page), likewise.
-    pub(crate) fn page_claims(&self) -> Statement<'static> {
+    pub(crate) fn page_claims(&self) -> Statement {
         self.with_claims(HELD_PAGE, "l.resource_name")
     }
 
@@ -186,7 +186,7 @@ impl Statements {
     ///
     /// Those that wait are counted once for each lock, and not for each claim that shares it: the limit that ends the choice of `rows`
     /// keeps the server from making one query of the two.
-    fn with_claims(&self, rows: &str, order: &str) -> Statement<'static> {
+    fn with_claims(&self, rows: &str, order: &str) -> Statement {
         let Self { table, claims } = self;
         let is_gate = format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GATE}'");
         let waiting = format!(
@@ -204,7 +204,7 @@ impl Statements {
     }
 
     /// Reads those that wait for a lock in order, the next one first. Arguments: the question, the name, how many.
-    pub(crate) fn queue(&self) -> Statement<'static> {
+    pub(crate) fn queue(&self) -> Statement {
         let Self { table, claims } = self;
         query(format!(
             "SELECT {}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
@@ -216,7 +216,7 @@ impl Statements {
 
     /// Reads ids of locks on which there are claims that lapsed a while ago. Arguments: the question, the id before the
     /// first, how many.
-    pub(crate) fn lapsed_claims(&self) -> Statement<'static> {
+    pub(crate) fn lapsed_claims(&self) -> Statement {
         query(format!(
             "SELECT DISTINCT {}, lock_id FROM {} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
             number_of_primary(),
@@ -226,7 +226,7 @@ impl Statements {
 
     /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those
     /// that no lease ever used, the last id of the page before, how many.
-    pub(crate) fn unused_page(&self) -> Statement<'static> {
+    pub(crate) fn unused_page(&self) -> Statement {
         query(format!(
             "SELECT {}, id, IF({UNUSED}, resource_name, NULL) FROM {} WHERE id > ? ORDER BY id LIMIT ?",
             number_of_primary(),
@@ -241,7 +241,7 @@ impl Statements {
     /// the rows are found and locked by name, as all that use them do, those that are locked are skipped, and what is removed is
     /// locked by then. `LIMIT` makes the server find them before it removes any, and `STRAIGHT_JOIN` keeps it from reading the
     /// table in another order.
-    pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
+    pub(crate) fn remove_unused(&self, size: Size) -> Statement {
         let (table, names, Size(limit)) = (&self.table, list("?", size), size);
         query(format!(
             "DELETE gone FROM (SELECT id + {WRITABLE} AS id FROM {table} WHERE resource_name IN ({names}) AND {UNUSED} LIMIT {limit} \
@@ -250,7 +250,7 @@ impl Statements {
     }
 
     /// Reads the text of a record and its name, which is NULL if there is none. Always one row. Arguments: the question, the name.
-    pub(crate) fn record(&self) -> Statement<'static> {
+    pub(crate) fn record(&self) -> Statement {
         query(format!(
             "SELECT {}, COALESCE(node_info, ''), resource_name FROM (SELECT 1) AS one LEFT JOIN {} ON resource_name = ?",
             number_of_primary(),
@@ -260,7 +260,7 @@ impl Statements {
 
     /// Changes the text of a record from what was seen. Arguments: the new text, 1 or for an empty one 0, the question, the
     /// name, the text that was seen. Gives the question as the insert id.
-    pub(crate) fn set_record(&self) -> Statement<'static> {
+    pub(crate) fn set_record(&self) -> Statement {
         // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
         // collation somebody gave the column.
         query(format!(
@@ -304,12 +304,12 @@ pub(crate) fn text(statement: String) -> Text {
 
 /// Asks for nothing but the number of the question, of a server that takes writes: without a row that it is to read, a statement may
 /// not have looked at that. Argument: the question.
-pub(crate) fn number() -> Statement<'static> {
+pub(crate) fn number() -> Statement {
     query(format!("SELECT {}", number_of_primary()))
 }
 
 /// Waits for a named lock of the server, for one second. Arguments: the question, its name. Gives 1 if it was had, 0 if not.
-pub(crate) fn get_named_lock() -> Statement<'static> {
+pub(crate) fn get_named_lock() -> Statement {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(GET_LOCK(?, 1) AS SIGNED)")
 }
 
@@ -320,7 +320,7 @@ pub(crate) fn release_named_lock(question: Question, name: &str) -> String {
 }
 
 /// The connection that has a named lock, or NULL. Arguments: the question, its name.
-pub(crate) fn named_lock_holder() -> Statement<'static> {
+pub(crate) fn named_lock_holder() -> Statement {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(IS_USED_LOCK(?) AS SIGNED)")
 }
 
@@ -377,7 +377,7 @@ fn list(item: &str, size: Size) -> String {
     vec![item; size.0].join(", ")
 }
 
-fn query(text: String) -> Statement<'static> {
+fn query(text: String) -> Statement {
     // The table's name, checked and quoted, is all in it that is not written here.
     sqlx::query(AssertSqlSafe(text))
 }

@@ -27,6 +27,7 @@ tests! {
     a_probe_of_a_shaken_connection_that_is_dropped_leaves_no_answers_behind
     every_question_can_be_dropped_at_any_moment
     a_renewal_that_passes_over_rows_can_be_dropped_at_any_moment
+    an_acquisition_that_is_dropped_within_an_answer_delays_no_release
     a_dropped_claim_leaves_the_transaction_s_connection_in_step
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
@@ -148,7 +149,6 @@ async fn every_question_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// The driver prepares a statement in an exchange of which it keeps no account.
 /// It passes over the locked row, reads the rows because one of the leases is gone, and asks for the locked one alone.
 async fn a_renewal_that_passes_over_rows_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
     for polls in 1..100 {
@@ -172,6 +172,34 @@ async fn a_renewal_that_passes_over_rows_can_be_dropped_at_any_moment(ctx: Arc<C
         }
     }
     panic!("it does not end");
+}
+
+/// The driver prepares a statement in an exchange of which it keeps no account: what it has read of that it would read again.
+async fn an_acquisition_that_is_dropped_within_an_answer_delays_no_release(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (other, used) = (ctx.store().await, claim());
+    hold(&other, &used).await;
+    free(&other, &used).await;
+    for bytes in (0..).step_by(9) {
+        // Its connection has not prepared the statement yet.
+        let (store, mine) = (MySqlStore::connect(config.clone()).await.expect("connect"), rival(&used));
+        proxy.hold_replies_after(bytes);
+        let mut asking = Box::pin(attempt(&store, &mine));
+        let asked = tokio::select! {
+            asked = &mut asking => Some(asked.expect("acquire")),
+            () = proxy.held() => None,
+        };
+        if let Some(asked) = asked {
+            assert!(bytes > 200 && matches!(asked, Attempt::Granted(_)), "after {bytes} bytes there is {asked:?}");
+            return free(&other, &mine).await;
+        }
+        assert!(timeout(SOON, &mut asking).await.is_err(), "a part of the reply was held back");
+        drop(asking);
+        proxy.release(Direction::ToClient);
+        store.release(&mine).await.unwrap_or_else(|error| panic!("dropped after {bytes} bytes: {error}"));
+        hold(&other, &mine).await;
+        free(&other, &mine).await;
+    }
 }
 
 async fn a_dropped_claim_leaves_the_transaction_s_connection_in_step(ctx: Arc<Ctx>) {

@@ -239,7 +239,15 @@ async fn deliver(
                 }
             }
             (Direction::ToClient, Event::Bytes(_)) if loss.borrow().begun => {}
-            (Direction::ToClient, Event::Bytes(bytes)) => drop(to.write_all(&shared.rewritten(bytes)).await),
+            (Direction::ToClient, Event::Bytes(bytes)) => {
+                let bytes = shared.rewritten(bytes);
+                let (now, later) = bytes.split_at(shared.passes(&bytes));
+                let _ = to.write_all(now).await;
+                if !later.is_empty() {
+                    shared.may_pass(direction, read_at).await;
+                    let _ = to.write_all(later).await;
+                }
+            }
             (_, Event::End) => drop(to.shutdown().await),
             (_, Event::Reset) => return Err(Broken),
         }

@@ -97,6 +97,17 @@ impl Proxy {
         self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].held = true);
     }
 
+    /// Lets so many bytes more of what servers say pass, and then [holds](Self::hold) it back: in the middle of an answer, perhaps.
+    pub fn hold_replies_after(&self, bytes: usize) {
+        *unpoisoned(&self.shared.until_hold) = Some(bytes);
+    }
+
+    /// Waits until that is so.
+    pub async fn held(&self) {
+        // It can't fail: the sender lives as long as `self`.
+        let _ = self.shared.rules.subscribe().wait_for(|rules| rules.lanes[Direction::ToClient as usize].held).await;
+    }
+
     /// Delivers what was held back in this direction, and lets pass what follows.
     pub fn release(&self, direction: Direction) {
         self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].held = false);
@@ -165,6 +176,7 @@ impl Proxy {
         *unpoisoned(&self.shared.trap) = None;
         *unpoisoned(&self.shared.slip) = None;
         *unpoisoned(&self.shared.rewrite) = None;
+        *unpoisoned(&self.shared.until_hold) = None;
         self.shared.rules.send_replace(Rules::default());
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Shared {
     pub(super) connections: Mutex<watch::Sender<bool>>,
     pub(super) trap: Mutex<Option<Trap>>,
     pub(super) rewrite: Mutex<Option<Rewrite>>,
+    /// How many bytes of what servers say may pass before the rest is held.
+    pub(super) until_hold: Mutex<Option<usize>>,
     /// What is to happen to an answer, and to which, counted from 1; to none any more once that is 0.
     pub(super) slip: Mutex<Option<(Slip, usize)>>,
     pub(super) dropped: watch::Sender<bool>,
@@ -69,6 +71,7 @@ impl Shared {
             connections: Mutex::default(),
             trap: Mutex::default(),
             rewrite: Mutex::default(),
+            until_hold: Mutex::default(),
             slip: Mutex::default(),
             dropped: watch::Sender::default(),
         }
@@ -112,6 +115,20 @@ impl Shared {
             Some(rewrite) => rewrite(bytes),
             None => bytes,
         }
+    }
+
+    /// How much of a piece of what a server says may pass. If not all, the rest is held from now on.
+    pub(super) fn passes(&self, bytes: &[u8]) -> usize {
+        let mut until_hold = unpoisoned(&self.until_hold);
+        let Some(left) = until_hold.as_mut() else { return bytes.len() };
+        if *left >= bytes.len() {
+            *left -= bytes.len();
+            return bytes.len();
+        }
+        let left = *left;
+        *until_hold = None;
+        self.rules.send_modify(|rules| rules.lanes[Direction::ToClient as usize].held = true);
+        left
     }
 
     /// How answers end on a connection that is made now.
