@@ -52,6 +52,9 @@ where
     expect(after.is_within(&before, MAY_GROW), &format!("after {cycles} cycles there are {after}; before, {before}"))?;
     let held = mine.inspect(&Query::Prefix("leaks/".to_owned())).await?;
     expect(held.is_empty(), &format!("after {cycles} cycles {} locks are still held", held.len()))?;
+    // After an error a release is repeated until the lease must have lapsed.
+    let shut = tokio::join!(mine.shutdown(2 * LONG), other.shutdown(2 * LONG));
+    shut.0.and(shut.1)?;
     drop((mine, other));
     let end = settled(&nothing, Some(&alone)).await?;
     expect(end.is_within(&alone, 0), &format!("without clients there are {end}; before there were any, {alone}"))
