@@ -193,6 +193,24 @@ async fn through_a_black_hole_nobody_hears_the_other_hang_up() -> Result {
 }
 
 #[tokio::test]
+async fn a_reply_can_be_held_in_its_middle() -> Result {
+    let (server, proxy) = redis().await?;
+    let mut client = Client::connect(&proxy).await?;
+    server.command(&["SET", "key", "value"]).await?;
+    proxy.hold_replies_after("$5\r\nval".len());
+    client.send("GET key").await?;
+    proxy.held().await;
+    assert_eq!(client.reply().await?.as_deref(), Some("$5"));
+    let mut part = [0; 3];
+    client.0.read_exact(&mut part).await?;
+    assert!(&part == b"val" && !client.sees_something().await);
+    proxy.release(ToClient);
+    assert_eq!(client.reply().await?.as_deref(), Some("ue"));
+    assert_eq!(client.ask("GET key").await?, "$5");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_black_hole_that_heals_delivers_what_it_held() -> Result {
     let (_server, proxy) = redis().await?;
     proxy.blackhole();
