@@ -15,7 +15,7 @@ use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Peer, Progre
 use tempfile::NamedTempFile;
 
 use crate::{
-    duration,
+    duration::{self, millis},
     exit::{Exit, Failure, LOST, USAGE, VIOLATED, WORSE, say},
     interrupt::{Interruption, block_on_told},
     show::{self, print},
@@ -279,8 +279,4 @@ impl Progress for Bar {
     fn advances(&self, by: Duration) {
         self.0.inc(millis(by));
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,15 +1,12 @@
 //! `lockkit doctor`: whether a store is fit for locks.
 
-use std::io;
-
 use clap::Args as ClapArgs;
-use comfy_table::ContentArrangement;
 use lockkit::{Finding, Severity};
 use serde_json::{Value, json};
 
 use crate::{
     exit::{Exit, UNFIT},
-    show::{plain, print, print_json, table},
+    show::{fit, plain, print, print_json, table},
     store::{StoreArgs, block_on},
 };
 
@@ -66,11 +63,7 @@ fn show(findings: &[Finding]) -> Result<(), crate::exit::Failure> {
     };
     let header = select(header.map(str::to_owned));
     let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
-    if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
-        && size.ws_col > 0
-    {
-        rows.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
-    }
+    fit(&mut rows);
     for finding in findings {
         let server = finding.server.as_deref().unwrap_or("-");
         let cells = [finding.severity.to_string(), plain(server), plain(&finding.summary), plain(&finding.advice)];

@@ -47,6 +47,11 @@ pub(crate) fn spoken(duration: Duration) -> String {
     }
 }
 
+/// In whole milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Reads the time between two looks at a store.
 pub(crate) fn between_looks(text: &str) -> Result<Duration, String> {
     let range = Duration::from_millis(100)..=Duration::from_secs(3600);

@@ -11,7 +11,7 @@ use lockkit::{
 use crate::{
     duration,
     exit::{Exit, Failure, USAGE},
-    show::print,
+    show::tell,
     store::{StoreArgs, block_on, warn},
 };
 
@@ -43,7 +43,7 @@ pub(crate) struct GcArgs {
 pub(crate) fn run(args: &Args) -> Exit {
     let url = args.store.url()?;
     let Some(config) = table_of(url)? else {
-        return say(&format!("{} needs no preparation\n", scheme(url)));
+        return tell(&format!("{} needs no preparation\n", scheme(url)));
     };
     let upgraded = block_on(async {
         schema::create(&config).await?;
@@ -55,20 +55,20 @@ pub(crate) fn run(args: &Args) -> Exit {
         }
         Ok(upgraded)
     })?;
-    say(if upgraded { "the table was brought forward\n" } else { "the table is there\n" })
+    tell(if upgraded { "the table was brought forward\n" } else { "the table is there\n" })
 }
 
 pub(crate) fn collect(args: &GcArgs) -> Exit {
     let url = args.store.url()?;
     let Some(config) = table_of(url)? else {
-        return say(&format!("{} keeps nothing that would have to be removed\n", scheme(url)));
+        return tell(&format!("{} keeps nothing that would have to be removed\n", scheme(url)));
     };
     let removed = block_on(async {
         let store = MySqlStore::connect(config).await?;
         warn(&store.info().name, store.warnings());
         Ok(store.remove_unused(args.unused_for).await?)
     })?;
-    say(&format!("removed {removed} rows\n"))
+    tell(&format!("removed {removed} rows\n"))
 }
 
 /// The configuration of a store that keeps locks in a table; `None` for other stores.
@@ -87,9 +87,4 @@ fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
 /// What stands before the colon, in lower case.
 fn scheme(url: &str) -> String {
     url.split_once(':').map_or(url, |(scheme, _)| scheme).to_ascii_lowercase()
-}
-
-fn say(text: &str) -> Exit {
-    print(|out| out.write_all(text.as_bytes()))?;
-    Ok(0)
 }

@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkit::{Holder, KeyState, Liveness, Waiter};
 use serde_json::{Value, json};
 
 use crate::{
-    duration::spoken,
-    exit::{Failure, LOST},
+    duration::{millis, spoken},
+    exit::{Exit, Failure, LOST},
 };
 
 /// How often a bar is drawn that shows the time.
@@ -31,6 +31,12 @@ pub(crate) fn is_printed(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::new(LOST, format!("could not write the output: {error}"))),
     }
+}
+
+/// Prints a text, which is all that the verb has to say.
+pub(crate) fn tell(text: &str) -> Exit {
+    print(|out| out.write_all(text.as_bytes()))?;
+    Ok(0)
 }
 
 /// Prints a JSON value on lines of its own.
@@ -61,12 +67,21 @@ fn holder_json(holder: &Holder, tokens: bool) -> Value {
         "mode": holder.mode.to_string(),
         "depth": holder.depth,
         "fence": holder.fence.map(|fence| fence.get()),
-        "remaining_ms": holder.remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        "remaining_ms": holder.remaining.map(millis),
     });
     if tokens {
         value["token"] = holder.token.map(|token| token.reveal()).into();
     }
     value
+}
+
+/// Makes a table as wide as the terminal; one line each for whoever reads it by another program.
+pub(crate) fn fit(table: &mut Table) {
+    if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
+        && size.ws_col > 0
+    {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
+    }
 }
 
 /// A table without lines, so that it can be read by eye and cut by `awk`.

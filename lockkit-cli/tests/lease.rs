@@ -12,7 +12,7 @@ use std::{
 use lockkit::{Clock, Moment, SystemClock};
 use rustix::process::Signal;
 use support::{
-    Line, Redis, Running, by_the_clock, code, complaint, eventually, lock, lockkit, signal_watchdog, stdout,
+    Line, Redis, Running, by_the_clock, code, complaint, complaints, eventually, lock, lockkit, signal_watchdog, stdout,
 };
 
 /// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
@@ -323,7 +323,10 @@ fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
         redis.await_renewal("k");
         redis.await_renewal("k");
         line.go();
-        assert_eq!(code(&running.end()), 8, "{signal}");
+        let output = running.end();
+        assert_eq!(code(&output), 8, "{signal}");
+        let is_said = complaints(&output).contains("another one has taken its place");
+        assert_eq!(is_said, signal == "KILL", "one that stands still is not missed");
         assert!(!redis.is_held("k"));
     }
 }

@@ -1,6 +1,10 @@
 //! Time, as leases need it: never set back, and counting while the machine sleeps.
 
-use std::{fmt, ops, sync::Arc, time::Duration};
+use std::{
+    fmt, ops,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 /// A point in time on a [`Clock`], in nanoseconds since that clock's origin.
 ///
@@ -113,6 +117,12 @@ impl Clock for ShiftedClock {
     fn now(&self) -> Moment {
         Moment(SystemClock.now().0 + self.0.load(std::sync::atomic::Ordering::SeqCst))
     }
+}
+
+/// The wall clock, in microseconds since 1970.
+pub(crate) fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -123,6 +123,11 @@ impl Error {
         Self::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")).after(sent)
     }
 
+    /// A store answered fewer questions than it was asked.
+    pub(crate) fn unanswered() -> Self {
+        Self::new(ErrorKind::Unexpected, "the store gave no answer").unknown_effect()
+    }
+
     /// Adds the cause.
     #[must_use]
     pub fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {

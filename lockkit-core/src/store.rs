@@ -67,6 +67,7 @@ use async_trait::async_trait;
 use crate::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
 
 pub use background::{Background, Begun, has_ended};
+pub(crate) use driver::renew_one;
 pub use driver::{join_all, one_line, without_panic};
 pub use info::StoreInfo;
 pub use reconnections::Reconnections;

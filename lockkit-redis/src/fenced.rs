@@ -32,7 +32,7 @@ use lockkit_core::{
     fenced::{Admission, FencedResource},
     store::Reconnections,
 };
-use redis::{Cmd, Pipeline, Value};
+use redis::Cmd;
 
 use crate::{
     client::dialer::Dialer,
@@ -121,10 +121,8 @@ impl RedisResource {
 
     async fn look(&self) -> Result<Option<Vec<u8>>> {
         let connection = self.dialer.connection().await?;
-        let mut requests = Pipeline::with_capacity(1);
-        requests.cmd("GET").arg(&self.key);
-        let replies = connection.run_all(&requests, self.timeout, Sent::ReadOnly).await?;
-        let reply = connection.accept(replies.into_iter().next().unwrap_or(Value::Nil), Sent::ReadOnly)?;
+        let reply = connection.run_one(Cmd::get(&self.key), self.timeout, Sent::ReadOnly).await?;
+        let reply = connection.accept(reply, Sent::ReadOnly)?;
         redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))
     }
 

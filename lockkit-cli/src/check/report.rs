@@ -1,14 +1,13 @@
 //! What `check` prints.
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
-use comfy_table::{ContentArrangement, Table};
 use lockkit_testkit::{Case, Checked, Verdict};
 use serde_json::{Value, json};
 
 use crate::{
     exit::Failure,
-    show::{plain, print, print_json, table},
+    show::{fit, plain, print, print_json, table},
 };
 
 /// How a store did.
@@ -110,13 +109,4 @@ fn result(verdict: &Verdict) -> &'static str {
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// As wide as the terminal; one line each for whoever reads it by another program.
-fn fit(table: &mut Table) {
-    if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
-        && size.ws_col > 0
-    {
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
-    }
 }

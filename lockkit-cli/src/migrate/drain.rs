@@ -1,11 +1,11 @@
 //! How long a drain goes on, for people who wait for it or look on.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use indicatif::ProgressBar;
 use lockkit::migrate::{Drain, PhaseRecord, State};
 
-use crate::duration::spoken;
+use crate::duration::{millis, spoken};
 
 /// A bar on the terminal, if there is one; `left` says what stands behind it, with `{msg}` for the time.
 pub(super) fn bar(left: &str) -> ProgressBar {
@@ -13,7 +13,6 @@ pub(super) fn bar(left: &str) -> ProgressBar {
 }
 
 pub(super) fn show(bar: &ProgressBar, drain: Drain) {
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     bar.set_length(millis(drain.whole));
     bar.set_position(millis(drain.whole - drain.left));
     bar.set_message(spoken(drain.left));
@@ -56,6 +55,8 @@ pub(super) fn in_words(drain: Drain) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lockkit::{Error, ErrorKind};
 
     use super::{super::status::tests::record, *};

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::PlanArgs;
 use crate::{
-    duration::spoken,
+    duration::{millis, spoken},
     exit::{Exit, Failure, UNFIT},
     interrupt,
     show::{holder, plain, print, print_json, table},
@@ -165,7 +165,6 @@ impl Assessment {
     }
 
     fn print_json(&self) -> Result<(), Failure> {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let held = self.held.iter().flat_map(|state| state.holders.iter().map(move |held| (state, held)));
         let held: Vec<_> = held
             .map(|(state, held)| {

@@ -18,7 +18,7 @@ use super::{
     drain::{self, Onlooker},
 };
 use crate::{
-    duration::spoken,
+    duration::{millis, spoken},
     exit::Exit,
     interrupt,
     show::{holder, is_printed, left, plain, print_json, table},
@@ -256,7 +256,6 @@ fn to_json(status: &Status) -> Value {
     let Status { state, fences, seen, clients, diverging } = status;
     let record = &state.record;
     let has = |side: Side| state.has[side.index()].as_ref().ok().copied();
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let holder = |seen: &Seen| {
         json!({
             "store": seen.side.to_string(),

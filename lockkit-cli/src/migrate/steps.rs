@@ -15,7 +15,7 @@ use crate::{
     duration::spoken,
     exit::{Exit, Failure, UNAVAILABLE, USAGE, say},
     interrupt,
-    show::{plain, print},
+    show::{plain, tell},
 };
 
 /// Which way a step leads.
@@ -182,9 +182,4 @@ fn confirm(what: &str, yes: bool) -> Result<(), Failure> {
         "y" | "Y" | "yes" => Ok(()),
         _ => Err(Failure::new(USAGE, "nothing was done")),
     }
-}
-
-fn tell(text: &str) -> Exit {
-    print(|out| out.write_all(text.as_bytes()))?;
-    Ok(0)
 }

@@ -117,7 +117,7 @@ pub(super) async fn supervise(
     End::Stopped { why, in_time: left.is_empty() && !hold.remaining().is_zero() }
 }
 
-/// Starts another watchdog in the place of one that was killed. Why that can't be done is said once, and it is tried again.
+/// Starts another watchdog in the place of one that was killed, and says so. Why that can't be done is said once, and it is tried again.
 fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, targets: &Targets, is_said: &mut bool) {
     if !watchdog.was_killed() {
         return;
@@ -126,6 +126,7 @@ fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, targets: &Target
         Ok(mut other) => {
             other.guard(targets);
             *watchdog = other;
+            say("the watchdog of CMD was killed: another one has taken its place");
         }
         Err(_) if *is_said => {}
         Err(error) => {

@@ -26,7 +26,7 @@ use self::{
     watch::{Lock, Watch},
 };
 use crate::{
-    duration,
+    duration::{self, millis},
     exit::{Exit, Failure},
     interrupt, ls,
     show::{is_printed, lock_json, print},
@@ -120,7 +120,7 @@ async fn first(looks: &mut Looks, order: Order) -> Result<(), Failure> {
 
 fn to_json(looks: &Looks, order: Order) -> Value {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let at = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let at = millis(now);
     if let Some(failed) = &looks.failed {
         return json!({ "at_ms": at, "error": failed.why.message() });
     }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
-    store::unpoisoned,
+    store::{renew_one, unpoisoned},
 };
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
@@ -198,8 +198,8 @@ impl Engine {
     pub(crate) async fn renew_now(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
         // It may have ended, and with it the renewals of this lease.
         drop(self.home());
-        let answer = self.store.renew(&[renewal(lease)]).await.pop();
-        self.apply(lease, self.heard(answer.unwrap_or_else(|| Err(no_answer()))))
+        let answer = renew_one(&*self.store, renewal(lease)).await;
+        self.apply(lease, self.heard(answer))
     }
 
     fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {
@@ -265,10 +265,6 @@ fn renewal(lease: &Lease) -> Renewal {
     }
 }
 
-fn no_answer() -> Error {
-    Error::new(ErrorKind::Unexpected, "the store gave no answer").unknown_effect()
-}
-
 /// Leases that a call is about. If the call ends with its task, they are in doubt.
 struct RenewalCall {
     engine: Arc<Engine>,
@@ -302,7 +298,7 @@ impl RenewalCall {
         if let Ok(answers) = timeout(limit, &mut call).await {
             let mut answers = answers.into_iter();
             for lease in mem::take(&mut self.leases) {
-                self.engine.answered(&lease, answers.next().unwrap_or_else(|| Err(no_answer())));
+                self.engine.answered(&lease, answers.next().unwrap_or_else(|| Err(Error::unanswered())));
             }
             return;
         }

@@ -1,17 +1,14 @@
 //! One lock of the memory store: who holds it, who waits for it, and its fences. Decisions only; nothing here waits or
 //! reads a clock.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use tokio::sync::{Notify, futures::OwnedNotified};
 
 use super::queue::{ClaimQueue, QueuedClaim};
 use crate::{
     AcquireRequest, Claim, Contention, Error, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo, KeyState,
-    LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter,
+    LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter, clock::wall_clock,
 };
 
 /// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
@@ -233,7 +230,7 @@ impl LockState {
             return Ok(self.fence);
         }
         let start = match request.clock {
-            FenceClock::Store if self.fence == 0 => wall_clock_micros(),
+            FenceClock::Store if self.fence == 0 => wall_clock(),
             FenceClock::Store | FenceClock::Floor => 0,
         };
         let above = self.fence.max(request.floor.get()).max(floor);
@@ -265,9 +262,4 @@ impl MemoryLease {
             remaining: Some(self.expires.since(now)),
         }
     }
-}
-
-fn wall_clock_micros() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment,
-    Renewal, Renewed, Result, Token, Waiting,
+    Renewal, Renewed, Result, Token, Waiting, store::renew_one,
 };
 
 /// How often one call asks anew when the phase changed under it.
@@ -241,11 +241,9 @@ impl Dual {
             fence_floor: Some(held.last_fence()),
             holder: None,
         };
-        match self.pair.at(Side::Old).renew(&[renewal]).await.pop() {
-            Some(Ok(Renewed::Held(hold))) => Ok(Some(hold)),
-            Some(Ok(Renewed::Lost(_))) => Ok(None),
-            Some(Err(error)) => Err(error),
-            None => Err(Error::new(ErrorKind::Unexpected, "the store gave no answer").unknown_effect()),
+        match renew_one(&**self.pair.at(Side::Old), renewal).await? {
+            Renewed::Held(hold) => Ok(Some(hold)),
+            Renewed::Lost(_) => Ok(None),
         }
     }
 

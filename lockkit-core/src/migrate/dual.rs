@@ -404,11 +404,8 @@ impl LockStore for Dual {
         let admitted = renewals.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
         let admitted: Vec<_> = admitted.map(|(renewal, _)| renewal.clone()).collect();
         let mut answers = self.renew_in_phase(&admitted).await.into_iter();
-        let no_answer = || Err(Error::new(ErrorKind::Unexpected, "a store gave no answer").unknown_effect());
-        refused
-            .into_iter()
-            .map(|refused| refused.map_or_else(|| answers.next().unwrap_or_else(no_answer), Err))
-            .collect()
+        let answer = |refused: Option<Error>| refused.map(Err).or_else(|| answers.next());
+        refused.into_iter().map_while(answer).collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {

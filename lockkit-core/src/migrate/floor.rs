@@ -1,15 +1,12 @@
 //! The number above every fence that a phase has given (rules M7 and M17).
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     pair::Pair,
     record::{PhaseRecord, Side},
 };
-use crate::{Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token};
+use crate::{Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token, clock::wall_clock};
 
 /// How far a fence may be ahead of the clocks that are asked: an hour, in microseconds.
 const AHEAD: u64 = 3_600_000_000;
@@ -20,9 +17,9 @@ const FAR: u64 = 24 * AHEAD;
 const LOG: u64 = 8;
 /// What the names of locks for the migration's own use begin with.
 pub(super) const OWN: &str = "lockkit/migration/";
-/// The ttl of these locks. Stores wait for an answer for no longer than a part of it: with a short one, those on a slow network
-/// would never be asked in time.
-const PROBE: Duration = Duration::from_secs(10);
+/// The ttl of these locks. Stores wait for an answer for no longer than a part of it: with a short one, those on a slow network, or a
+/// quorum on machines that stall for a moment, would never be asked in time.
+const PROBE: Duration = Duration::from_secs(60);
 /// How many fences should be left above a floor.
 const ROOM: u64 = 1 << 40;
 
@@ -144,9 +141,4 @@ async fn probe(pair: &Pair, side: Side, purpose: &str, floor: Fence) -> Result<F
     };
     let fence = guard.fence();
     guard.release().await.map(|_| fence)
-}
-
-fn wall_clock() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

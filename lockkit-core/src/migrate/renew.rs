@@ -75,9 +75,7 @@ impl Dual {
         let answered = [(Side::Old, old, to_old, from_old), (Side::New, new, to_new, from_new)];
         for (side, places, asked, answers) in answered {
             // A store that says nothing of a lease does not say that it has it.
-            let answers = answers.into_iter().chain(std::iter::repeat_with(|| {
-                Err(Error::new(ErrorKind::Unexpected, "a store gave no answer").unknown_effect())
-            }));
+            let answers = answers.into_iter().chain(std::iter::repeat_with(|| Err(Error::unanswered())));
             for ((place, asked), answer) in places.into_iter().zip(asked).zip(answers) {
                 renewing[place].answers[side.index()] = Some((asked.claim, answer));
             }

@@ -7,6 +7,9 @@ use std::{
     task::Poll,
 };
 
+use super::LockStore;
+use crate::{Error, Renewal, Renewed, Result};
+
 /// One line of at most 200 characters, for what a server says within the message of an error.
 #[must_use]
 pub fn one_line(text: &str) -> String {
@@ -26,6 +29,11 @@ pub async fn without_panic<T>(work: impl Future<Output = T>, otherwise: impl Fn(
         polled.unwrap_or_else(|_| Poll::Ready(otherwise()))
     })
     .await
+}
+
+/// Extends one lease.
+pub(crate) async fn renew_one(store: &dyn LockStore, renewal: Renewal) -> Result<Renewed> {
+    store.renew(&[renewal]).await.pop().unwrap_or_else(|| Err(Error::unanswered()))
 }
 
 /// The answers of some calls, in their order. The calls go on side by side in this task: few of them, for each is asked each time.

@@ -108,14 +108,9 @@ impl Call {
         }
     }
 
-    #[cfg(feature = "tracing")]
     async fn within<F: Future>(&self, call: F) -> F::Output {
-        use tracing::Instrument as _;
-        call.instrument(self.span.clone()).await
-    }
-
-    #[cfg(not(feature = "tracing"))]
-    async fn within<F: Future>(&self, call: F) -> F::Output {
+        #[cfg(feature = "tracing")]
+        let call = tracing::Instrument::instrument(call, self.span.clone());
         call.await
     }
 

@@ -129,7 +129,7 @@ impl Connection {
         text: impl FnOnce(Question) -> String,
         token: Option<Token>,
     ) -> Result<Vec<MySqlRow>> {
-        let (rows, question) = match self.ask(|question| raw::text(text(question)), token, Sent::Yes).await {
+        let (rows, question) = match self.ask(|question| statements::text(text(question)), token, Sent::Yes).await {
             Ok((answer, question)) => (answer.rows, question),
             Err(busy) if error::is_row_busy(&busy) => {
                 self.roll_back().await;
@@ -146,7 +146,7 @@ impl Connection {
     /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
     /// once. Without it the connection is not used again.
     async fn roll_back(&mut self) {
-        match self.ask(|question| raw::text(order::roll_back(question)), None, Sent::ReadOnly).await {
+        match self.ask(|question| statements::text(order::roll_back(question)), None, Sent::ReadOnly).await {
             Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => {}
             Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
             Err(_) => self.close_if_answered(),
@@ -158,7 +158,7 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        Ok(self.ask(|_| raw::text(text), None, Sent::Yes).await?.0.done)
+        Ok(self.ask(|_| statements::text(text), None, Sent::Yes).await?.0.done)
     }
 
     /// Statements that run from now on have this bound.

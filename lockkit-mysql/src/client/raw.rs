@@ -22,7 +22,7 @@ use std::{
 
 use lockkit_core::{Error, ErrorKind, Result, Token, store::without_panic};
 use sqlx::{
-    Connection as _, Either, Execute, Executor as _, MySql, MySqlConnection, RawSql, Statement as _,
+    Connection as _, Either, Execute, Executor as _, MySql, MySqlConnection, Statement as _,
     mysql::{MySqlConnectOptions, MySqlQueryResult, MySqlRow},
 };
 use tokio::{
@@ -33,7 +33,7 @@ use tokio::{
 use crate::wire::{
     error::{self, Sent},
     row::column,
-    settings,
+    settings, statements,
     value::{FIRST_QUESTION, Question},
 };
 
@@ -93,8 +93,6 @@ pub(crate) struct RawConnection {
     is_out_of_step: bool,
     /// The last claim that a question was about.
     claim: Option<Token>,
-    /// Whether the last question was.
-    is_about_claim: bool,
     /// The number of the last question.
     asked: Question,
     /// When it was probed for the last time; `None` after a refusal.
@@ -127,7 +125,6 @@ impl RawConnection {
             runtime,
             is_out_of_step: false,
             claim: None,
-            is_about_claim: false,
             asked: FIRST_QUESTION,
             probed: Some(now),
         }))
@@ -140,11 +137,11 @@ impl RawConnection {
         token: Option<Token>,
         what: impl FnOnce(Question) -> Q,
     ) -> Option<Question> {
-        if self.is_in_doubt() {
+        if self.is_out_of_step {
             return None;
         }
         let mut driver = self.driver.take()?;
-        (self.claim, self.is_about_claim) = (token.or(self.claim), token.is_some());
+        self.claim = token.or(self.claim);
         self.asked += 1;
         let (question, is_left) = (what(self.asked), Arc::clone(&self.is_left));
         self.open = Some(Box::pin(async move {
@@ -182,7 +179,7 @@ impl RawConnection {
 
     /// Whether a question is open.
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.open.is_some() || self.is_out_of_step
+        self.driver.is_none() || self.is_out_of_step
     }
 
     /// The claim that an open question may be about.
@@ -209,7 +206,7 @@ impl RawConnection {
     /// # Errors
     /// When it is not so, or not known in time: then it is to be closed.
     pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
-        let number = self.ask(None, |number| text(probe(number))).ok_or_else(broke)?;
+        let number = self.ask(None, |number| statements::text(probe(number))).ok_or_else(broke)?;
         let answer = self.answer(until).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
         judge(&answer.rows, number, replicas)?;
         self.probed = Some(Instant::now());
@@ -225,11 +222,13 @@ impl RawConnection {
         let finish = async {
             if let Some(open) = self.open.take() {
                 let (driver, answer) = open.await;
-                if let Err(sqlx::Error::Io(_)) = answer {
+                match answer {
+                    // It may close the connection after that.
+                    Err(sqlx::Error::Database(_)) => return true,
                     // A server does not notice that a client has gone while it works for it.
-                    return !self.is_about_claim;
+                    Err(sqlx::Error::Io(_)) => return self.claim.is_none(),
+                    _ => self.driver = Some(driver),
                 }
-                self.driver = Some(driver);
             }
             self.find_step().await
         };
@@ -240,7 +239,7 @@ impl RawConnection {
     async fn find_step(&mut self) -> bool {
         let (Some(driver), last) = (&mut self.driver, self.asked) else { return false };
         for number in last + 1..=last + MOST_PROBES {
-            match understood(read(driver, text(probe(number)))).await {
+            match understood(read(driver, statements::text(probe(number)))).await {
                 Ok(answer) if answer.rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => {
                     return true;
                 }
@@ -250,11 +249,6 @@ impl RawConnection {
         }
         false
     }
-}
-
-/// A question that is given as a text.
-pub(crate) fn text(text: String) -> RawSql {
-    sqlx::raw_sql(sqlx::AssertSqlSafe(text))
 }
 
 /// The error of a connection that broke, or that was left in the middle of a statement.
@@ -277,10 +271,13 @@ async fn ask<Q: Execute<'static, MySql> + 'static>(
     let Some(arguments) = arguments else { return read(driver, sqlx::raw_sql(question.sql())).await };
     let prepared = driver.prepare(question.sql()).await?;
     still()?;
-    read(driver, prepared.query_with(arguments)).await
+    read(driver, sqlx::query_with(prepared.into_sql(), arguments)).await
 }
 
-async fn read<'q>(driver: &mut MySqlConnection, question: impl Execute<'q, MySql> + 'q) -> Result<Answer, sqlx::Error> {
+async fn read<Q: Execute<'static, MySql> + 'static>(
+    driver: &mut MySqlConnection,
+    question: Q,
+) -> Result<Answer, sqlx::Error> {
     let (mut answer, mut parts) = (Answer::default(), driver.fetch_many(question));
     while let Some(part) = poll_fn(|cx| parts.as_mut().poll_next(cx)).await {
         match part? {

@@ -152,6 +152,13 @@ impl Connection {
         self.bounded(bound, sent, exchange).await
     }
 
+    /// Sends one request by itself. Its answer may be an error ([`accept`](Self::accept) it).
+    pub(crate) async fn run_one(&self, request: Cmd, bound: Duration, sent: Sent) -> Result<Value> {
+        let mut requests = Pipeline::with_capacity(1);
+        requests.add_command(request);
+        Ok(self.run_all(&requests, bound, sent).await?.pop().unwrap_or_default())
+    }
+
     /// Takes a single answer: what is an error there becomes one here.
     pub(crate) fn accept(&self, reply: Value, sent: Sent) -> Result<Value> {
         let Value::ServerError(e) = reply else { return Ok(reply) };

@@ -18,7 +18,7 @@ use lockkit_core::{
     store::{Reconnections, unpoisoned},
 };
 use redis::{
-    AsyncConnectionConfig, Pipeline, PushInfo, PushKind,
+    AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
 };
 use tokio::time::{Instant, timeout};
@@ -269,10 +269,7 @@ impl Dialer {
         match self.epoch(connection, &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
             None => {
-                let mut requests = Pipeline::with_capacity(1);
-                requests.cmd("TIME");
-                let mut replies = connection.run_all(&requests, bound, Sent::No).await?;
-                connection.clock = server::clock(replies.pop().unwrap_or_default())?;
+                connection.clock = server::clock(connection.run_one(redis::cmd("TIME"), bound, Sent::No).await?)?;
             }
         }
         Ok(())
@@ -282,8 +279,8 @@ impl Dialer {
     async fn epoch(&self, connection: &Connection, seen: &str) -> Option<Result<Epoch>> {
         let ask = |key: String| async move {
             let question = Epoch::question(&key, seen, self.config.pause());
-            let replies = connection.run_all(&question, self.config.timeout, Sent::No).await?;
-            Epoch::answer(replies, self.config.clock.now())
+            let reply = connection.run_one(question, self.config.timeout, Sent::No).await?;
+            Epoch::answer(reply, self.config.clock.now())
         };
         Some(self.note.as_ref()?.ask(ask).await)
     }

@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use lockkit_core::{Error, ErrorKind, Fence, HolderInfo, Moment, Result};
-use redis::{Pipeline, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use crate::wire::{
     error::{self, Sent},
@@ -42,20 +42,18 @@ pub(crate) struct Epoch {
 impl Epoch {
     /// What to ask a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
     /// saw it last; empty if it did not.
-    pub(crate) fn question(key: &str, seen: &str, pause: Duration) -> Pipeline {
+    pub(crate) fn question(key: &str, seen: &str, pause: Duration) -> Cmd {
         let mut request = EPOCH.by_own_code(1);
         request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
-        let mut requests = Pipeline::with_capacity(1);
-        requests.add_command(request);
-        requests
+        request
     }
 
     /// Takes the answer, after which it is `now`.
     ///
     /// # Errors
     /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
-    pub(crate) fn answer(mut replies: Vec<Value>, now: Moment) -> Result<Self> {
-        match replies.pop().unwrap_or_default() {
+    pub(crate) fn answer(reply: Value, now: Moment) -> Result<Self> {
+        match reply {
             Value::ServerError(e) => Err(refused(e.into())),
             reply => Self::read(reply, now),
         }

@@ -64,11 +64,10 @@ fn primaries(ranges: &[Range]) -> Vec<Patient> {
 async fn replicas(config: &RedisConfig, member: &Address) -> Result<Vec<Address>> {
     let dialer = dialer(config, member, &config.login);
     let connection = dialer.connection().await?;
-    let mut requests = Pipeline::new();
-    requests.cmd("CLUSTER").arg("NODES");
-    let replies = connection.run_all(&requests, config.timeout, Sent::ReadOnly).await?;
-    let nodes = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<String>(reply).ok());
-    let nodes = nodes.unwrap_or_default();
+    let mut request = redis::cmd("CLUSTER");
+    request.arg("NODES");
+    let reply = connection.run_one(request, config.timeout, Sent::ReadOnly).await?;
+    let nodes = redis::from_redis_value::<String>(reply).unwrap_or_default();
     Ok(nodes.lines().filter_map(|line| replica(line, &member.0, config.tls)).collect())
 }
 

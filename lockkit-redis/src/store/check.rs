@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use lockkit_core::{ErrorKind, Finding, Result, Token};
-use redis::{Pipeline, Value};
+use redis::Value;
 
 use crate::{
     client::{connection::Connection, dialer::Dialer, node::Node},
@@ -70,11 +70,8 @@ pub(crate) async fn ask_info(
     connection: &Connection,
     bound: Duration,
 ) -> Result<(String, Vec<Finding>)> {
-    let mut requests = Pipeline::new();
-    requests.cmd("INFO");
-    let replies = connection.run_all(&requests, bound, Sent::ReadOnly).await?;
-    match replies.into_iter().next() {
-        Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
+    match connection.run_one(redis::cmd("INFO"), bound, Sent::ReadOnly).await? {
+        Value::ServerError(e) => match error::map(&e.into(), Sent::ReadOnly) {
             e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
                 let summary = "the user may not use INFO: the server's role and eviction policy are not known";
                 let advice = format!("ACL SETUSER {} +info", dialer.username().unwrap_or("default"));
@@ -82,17 +79,17 @@ pub(crate) async fn ask_info(
             }
             e => Err(e),
         },
-        Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
-        None => Err(error::odd_reply(Sent::ReadOnly)),
+        Value::Nil => Err(error::odd_reply(Sent::ReadOnly)),
+        reply => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
     }
 }
 
 /// Whether the server remembers for long enough that it took over, if this user may ask.
 async fn backlog(dialer: &Dialer, connection: &Connection, bound: Duration) -> Result<Option<Finding>> {
     let Some(pause) = dialer.pause() else { return Ok(None) };
-    let mut requests = Pipeline::new();
-    requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
-    let reply = connection.run_all(&requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
+    let mut request = redis::cmd("CONFIG");
+    request.arg("GET").arg(BACKLOG);
+    let reply = connection.run_one(request, bound, Sent::ReadOnly).await?;
     let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
     Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
 }

@@ -55,11 +55,9 @@ async fn scan(store: &RedisStore, node: &Node, start: &str, names: &mut BTreeSet
     for pattern in store.names.patterns(start) {
         let mut cursor = b"0".to_vec();
         loop {
-            let mut requests = Pipeline::with_capacity(1);
-            requests.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE);
-            requests.arg("TYPE").arg("string");
-            let replies = connection.run_all(&requests, store.timeout, Sent::ReadOnly).await?;
-            let reply = replies.into_iter().next().unwrap_or_default();
+            let mut request = redis::cmd("SCAN");
+            request.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE).arg("TYPE").arg("string");
+            let reply = connection.run_one(request, store.timeout, Sent::ReadOnly).await?;
             let reply = connection.accept(reply, Sent::ReadOnly)?;
             let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
                 redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;

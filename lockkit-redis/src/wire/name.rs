@@ -32,7 +32,7 @@
 //! is spelt as. (Reign is the former word for epoch; the key keeps it for clients of earlier versions.) The key that is
 //! written to see replicas acknowledge it ends in `:written` instead.
 
-use lockkit_core::{Error, LockKey, Result};
+use lockkit_core::{Error, LockKey, Result, url_options};
 
 /// Begins the lock keys of names that can't be keys themselves when the prefix is empty.
 const ESCAPE: &str = "lockkit:esc:";
@@ -101,13 +101,14 @@ impl Names {
     pub(crate) fn name(&self, key: &[u8]) -> Option<LockKey> {
         let key = str::from_utf8(key).ok()?;
         let name = if !self.prefix.is_empty() {
-            decode(key.strip_prefix(&self.prefix)?)?
+            url_options::percent_decode(key.strip_prefix(&self.prefix)?).ok()?
         } else if let Some(escaped) = key.strip_prefix(ESCAPE) {
             escaped.to_owned()
         } else {
             key.to_owned()
         };
         let name = LockKey::new(name).ok()?;
+        // Other spellings of the same name are other keys, and none of ours.
         (self.lock(&name) == key).then_some(name)
     }
 
@@ -240,24 +241,6 @@ fn encode(name: &str, into: &mut String) {
             c => into.push(c),
         }
     }
-}
-
-/// Undoes [`encode`]; `None` for what it never writes.
-fn decode(text: &str) -> Option<String> {
-    let mut name = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('%') {
-        name.push_str(before);
-        name.push(match after.get(..2)? {
-            "25" => '%',
-            "7B" => '{',
-            "7D" => '}',
-            _ => return None,
-        });
-        rest = &after[2..];
-    }
-    name.push_str(rest);
-    Some(name)
 }
 
 #[cfg(test)]

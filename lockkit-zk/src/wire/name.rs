@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt::Write};
 
-use lockkit_core::{LockKey, Mode, Token};
+use lockkit_core::{LockKey, Mode, Token, url_options};
 
 /// What the node of an exclusive claim is called after its uuid, before its sequence number, as Curator's mutex has it. The
 /// names of all others end like this, too, so that whoever knows only this sees their place in the queue, and waits for them.
@@ -99,7 +99,7 @@ impl Names {
 
     /// The lock of a node in the root; `None` if it is not a lock of ours.
     pub(crate) fn key(&self, node: &str) -> Option<LockKey> {
-        let name = decode(node)?;
+        let name = url_options::percent_decode(node).ok()?;
         let mut again = String::with_capacity(node.len());
         encode(&name, &mut again);
         // Other spellings of the same name are other nodes, and none of ours.
@@ -176,22 +176,6 @@ fn encode(name: &str, out: &mut String) {
 
 fn is_plain(c: char) -> bool {
     !matches!(c, '/' | '%' | '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{d7ff}'..='\u{f8ff}' | '\u{fff0}'..)
-}
-
-fn decode(node: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(node.len());
-    let mut rest = node.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte == b'%' {
-            let digits = str::from_utf8(after.get(..2)?).ok()?;
-            bytes.push(u8::from_str_radix(digits, 16).ok()?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
