@@ -2,6 +2,7 @@
 
 use crate::list::Safeguard;
 
+const BACKLOG: &str = "lockkit-redlock/src/client/backlog.rs";
 const QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const RENEW: &str = "lockkit-redlock/src/store/renew.rs";
@@ -201,5 +202,13 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "«Reconnections::of(nodes.iter().map(|node| node.store().info().reconnections.clone()))»",
         without: "Reconnections::default()",
         noticed_by: "lockkit-redlock/redlock::down::a_connection_that_a_node_replaces_is_counted",
+    },
+    Safeguard {
+        name: "tried_at_a_standstill",
+        does: "What a task was trying whose runtime stands still is tried by the next",
+        file: BACKLOG,
+        code: "«self.put_back(now)»;\n        self.next_id += 1;",
+        without: "drop(now)",
+        noticed_by: "lockkit-redlock/lib::client::backlog::tests::what_a_runtime_tries_that_stands_still_is_tried_by_the_next",
     },
 ];

@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -84,7 +85,6 @@ pub(crate) struct Context<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     queue: Mutex<RetryQueue>,
-    arrived: Notify,
     /// Whether there is something in it, and no task.
     is_left: AtomicBool,
 }
@@ -93,6 +93,8 @@ pub(crate) struct Backlog {
 struct RetryQueue {
     /// By the moment of the next try.
     waiting: BTreeMap<(Moment, u64), Try>,
+    /// What the present task is trying.
+    under_way: Vec<Option<Try>>,
     /// Those that wait, and those that are being tried.
     tokens: HashSet<Token>,
     next_id: u64,
@@ -100,13 +102,15 @@ struct RetryQueue {
 }
 
 /// The task that there is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct AtWork {
     number: u64,
     /// When it shows at the latest that it is there.
     until: Instant,
     /// Whether it hears of what arrives.
     listens: bool,
+    /// Its own: one that stands still takes no wake-up of the next.
+    arrived: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -136,15 +140,16 @@ impl Backlog {
                 if at_work.listens {
                     at_work.until = at_work.until.min(now + OVERDUE);
                 }
+                let arrived = Arc::clone(&at_work.arrived);
                 drop(queue);
-                return self.arrived.notify_one();
+                return arrived.notify_one();
             }
             context.background.leave();
         }
-        let number = queue.begin(now);
+        let worker = self.worker(&mut queue, context);
         // A runtime that is ending drops the task at once, here and now, and its end takes the queue again.
         drop(queue);
-        self.work(number, context);
+        context.background.spawn(worker.run());
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -158,16 +163,18 @@ impl Backlog {
         }
         let mut queue = unpoisoned(&self.queue);
         if queue.at_work.is_none() && !queue.waiting.is_empty() {
-            let number = queue.begin(Instant::now());
+            let worker = self.worker(&mut queue, context);
             drop(queue);
-            self.work(number, context);
+            context.background.spawn(worker.run());
         }
     }
 
-    fn work(self: &Arc<Self>, number: u64, Context { store, clock, background }: Context<'_>) {
+    /// The next task. It begins with what the one before had under way, whose runtime nobody drives.
+    fn worker(self: &Arc<Self>, queue: &mut RetryQueue, Context { store, clock, .. }: Context<'_>) -> Worker {
         let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
         let lapses = lapses(&store);
-        background.spawn(Worker { backlog, store, clock, number, lapses, under_way: Vec::new() }.run());
+        let (number, arrived) = queue.begin(clock.now());
+        Worker { backlog, store, clock, number, arrived, lapses }
     }
 }
 
@@ -182,21 +189,32 @@ impl RetryQueue {
         self.waiting.insert((at, self.next_id), retry);
     }
 
-    /// Another task begins; its number.
-    fn begin(&mut self, now: Instant) -> u64 {
+    /// Another task begins; its number, and how it hears of what arrives.
+    fn begin(&mut self, now: Moment) -> (u64, Arc<Notify>) {
+        self.put_back(now);
         self.next_id += 1;
-        self.at_work = Some(AtWork { number: self.next_id, until: now + OVERDUE, listens: false });
-        self.next_id
+        let (number, until, arrived) = (self.next_id, Instant::now() + OVERDUE, Arc::<Notify>::default());
+        self.at_work = Some(AtWork { number, until, listens: false, arrived: Arc::clone(&arrived) });
+        (number, arrived)
+    }
+
+    /// What is under way is to be tried again.
+    fn put_back(&mut self, now: Moment) {
+        for retry in mem::take(&mut self.under_way).into_iter().flatten() {
+            self.put(now, retry);
+        }
+    }
+
+    fn is_current(&self, number: u64) -> bool {
+        self.at_work.as_ref().is_some_and(|at_work| at_work.number == number)
     }
 
     /// The task with this number shows that it is there; `false` if another one has taken its place.
     fn show(&mut self, number: u64, next: Duration, listens: bool) -> bool {
-        let is_current = self.at_work.is_some_and(|at_work| at_work.number == number);
-        if is_current {
-            let until = Instant::now() + next.saturating_add(OVERDUE).min(Duration::from_secs(86_400));
-            self.at_work = Some(AtWork { number, until, listens });
-        }
-        is_current
+        let Some(at_work) = self.at_work.as_mut().filter(|at_work| at_work.number == number) else { return false };
+        at_work.until = Instant::now() + next.saturating_add(OVERDUE).min(Duration::from_secs(86_400));
+        at_work.listens = listens;
+        true
     }
 
     /// Takes out what is due, up to this many. What has lapsed goes, where anything does.
@@ -221,18 +239,17 @@ struct Worker {
     store: Arc<dyn LockStore>,
     clock: Arc<dyn Clock>,
     number: u64,
+    arrived: Arc<Notify>,
     /// Whether leases end there by themselves.
     lapses: bool,
-    /// What is being tried.
-    under_way: Vec<Option<Try>>,
 }
 
 impl Worker {
-    async fn run(mut self) {
+    async fn run(self) {
         let mut away = None;
         while let Some((due, next)) = self.next(if away.is_some() { 1 } else { AT_A_TIME }) {
             if due.is_empty() {
-                let _ = timeout(next, self.backlog.arrived.notified()).await;
+                let _ = timeout(next, self.arrived.notified()).await;
             } else if self.attempt(due).await {
                 away = None;
             } else {
@@ -243,8 +260,9 @@ impl Worker {
         }
     }
 
-    /// What is due, and how long to wait if that is nothing; `None` if nothing is left at all, or another task is there.
-    fn next(&self, most: usize) -> Option<(Vec<Try>, Duration)> {
+    /// What is due, which is under way from here on, and how long to wait if that is nothing; `None` if nothing is left at all, or another
+    /// task is there.
+    fn next(&self, most: usize) -> Option<(Vec<Claim>, Duration)> {
         let now = self.clock.now();
         let mut queue = unpoisoned(&self.backlog.queue);
         if !queue.show(self.number, CALLS, false) {
@@ -259,24 +277,31 @@ impl Worker {
             };
             queue.show(self.number, next, true);
         }
-        Some((due, next.unwrap_or_default()))
+        let claims = due.iter().map(|retry| retry.owed.claim.clone()).collect();
+        queue.under_way = due.into_iter().map(Some).collect();
+        Some((claims, next.unwrap_or_default()))
     }
 
     /// Tries these. Whether the node gave any answer.
-    async fn attempt(&mut self, due: Vec<Try>) -> bool {
+    async fn attempt(&self, due: Vec<Claim>) -> bool {
         let (sent, mut calls) = (self.clock.now(), Calls::with_capacity(due.len()));
-        for (index, Try { owed, .. }) in due.iter().enumerate() {
-            let (store, claim) = (Arc::clone(&self.store), owed.claim.clone());
+        for (index, claim) in due.into_iter().enumerate() {
+            let store = Arc::clone(&self.store);
             calls.add(index, async move { store.release(&claim).await });
         }
-        self.under_way = due.into_iter().map(Some).collect();
         let mut answered = false;
         while let Some((index, answer)) = calls.next_ever().await {
-            let Some(Try { owed, pause }) = self.under_way[index].take() else { continue };
+            let mut queue = unpoisoned(&self.backlog.queue);
+            // Another task has taken over what is under way, or this one has it.
+            let is_current = queue.is_current(self.number);
+            let Some(Try { owed, pause }) =
+                queue.under_way.get_mut(index).filter(|_| is_current).and_then(Option::take)
+            else {
+                continue;
+            };
             // A session keeps its requests in order, and what a former one had under way has ended with it.
             let is_final = is_final(&answer, owed.settled || !self.lapses && sent >= owed.lapse);
             answered |= is_final || answer.is_ok();
-            let mut queue = unpoisoned(&self.backlog.queue);
             if is_final {
                 queue.tokens.remove(&owed.claim.token);
             } else {
@@ -294,21 +319,19 @@ impl Drop for Worker {
     /// What is dropped with its runtime is taken over by the next.
     fn drop(&mut self) {
         let mut queue = unpoisoned(&self.backlog.queue);
-        for retry in self.under_way.drain(..).flatten() {
-            queue.put(self.clock.now(), retry);
-        }
-        if queue.at_work.is_some_and(|at_work| at_work.number == self.number) {
+        if queue.is_current(self.number) {
+            queue.put_back(self.clock.now());
             queue.at_work = None;
-        }
-        if queue.at_work.is_none() && !queue.waiting.is_empty() {
-            self.backlog.is_left.store(true, Ordering::Relaxed);
+            self.backlog.is_left.store(!queue.waiting.is_empty(), Ordering::Relaxed);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
     use lockkit_core::{LockKey, MemoryStore, Mode};
+    use lockkit_testkit::{Alter, Altered};
 
     use super::*;
 
@@ -337,6 +360,59 @@ mod tests {
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
+
+    /// Answers no release at first.
+    #[derive(Debug)]
+    struct Silent {
+        store: MemoryStore,
+        is_silent: AtomicBool,
+        asked: Mutex<Vec<Token>>,
+    }
+
+    #[async_trait]
+    impl Alter for Silent {
+        fn inner(&self) -> &dyn LockStore {
+            &self.store
+        }
+
+        async fn release(&self, claim: &Claim) -> Result<Release> {
+            unpoisoned(&self.asked).push(claim.token);
+            if self.is_silent.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+            self.store.release(claim).await
+        }
+    }
+
+    #[test]
+    fn what_a_runtime_tries_that_stands_still_is_tried_by_the_next() {
+        let silent = Silent { store: MemoryStore::new(), is_silent: AtomicBool::new(true), asked: Mutex::default() };
+        let silent = Arc::new(Altered(silent));
+        let (backlog, store): (Arc<Backlog>, Arc<dyn LockStore>) = (Arc::default(), silent.clone());
+        let asked = || unpoisoned(&silent.0.asked).clone();
+        let start = Instant::now();
+        let eventually = async |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                assert!(start.elapsed() < Duration::from_secs(5), "asked for {:?}", asked());
+                tokio::task::yield_now().await;
+            }
+        };
+        let late = || std::mem::ManuallyDrop::new(Late(Arc::clone(&backlog), Arc::clone(&store), Arc::default()));
+        let still = runtime();
+        still.block_on(async {
+            late().add();
+            eventually(&|| asked().len() == 1).await;
+        });
+        silent.0.is_silent.store(false, Ordering::Relaxed);
+        unpoisoned(&backlog.queue).at_work.as_mut().expect("a task").until = Instant::now();
+        runtime().block_on(async {
+            late().add();
+            eventually(&|| asked()[1..].contains(&asked()[0])).await;
+            eventually(&|| unpoisoned(&backlog.queue).tokens.is_empty()).await;
+        });
+        drop(still);
+        assert!(unpoisoned(&backlog.queue).waiting.is_empty(), "what is done is not left by the one before");
     }
 
     #[test]
