@@ -45,6 +45,13 @@ impl Stubborn {
     /// Stops lockkit; CMD must be gone before its lease can lapse.
     #[track_caller]
     fn ends_in_time_while_lockkit_stands_still(self) {
+        let said = self.says_when_lockkit_stood_still();
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+
+    /// The same; what lockkit says on stderr.
+    #[track_caller]
+    fn says_when_lockkit_stood_still(self) -> String {
         let Self { redis, line, mut running } = self;
         redis.await_renewal("k");
         running.signal("STOP");
@@ -53,8 +60,8 @@ impl Stubborn {
         assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
         running.signal("CONT");
         let output = running.end();
-        assert_eq!(code(&output), 74);
-        complaint(&output);
+        assert_eq!(output.status.code(), Some(74), "{output:?}");
+        complaints(&output)
     }
 }
 
@@ -253,7 +260,8 @@ fn a_watchdog_that_was_killed_is_replaced() {
     let before = watchdog(&lockkit);
     signal_watchdog(&lockkit, "KILL");
     eventually("another watchdog", || !["", &before].contains(&watchdog(&lockkit).as_str()));
-    cmd.ends_in_time_while_lockkit_stands_still();
+    let said = cmd.says_when_lockkit_stood_still();
+    assert!(said.lines().count() == 2 && said.contains("another one has taken its place"), "{said}");
 }
 
 #[test]
