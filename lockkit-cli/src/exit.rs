@@ -3,6 +3,8 @@
 use std::{
     io::{self, Write},
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 use lockkit::Error;
@@ -109,6 +111,21 @@ pub(crate) fn report(outcome: Exit) -> ExitCode {
 pub(crate) fn say(message: &str) {
     let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     drop(writeln!(io::stderr(), "lockkit: {}", line.trim_end()));
+}
+
+/// Says it from a thread of its own, for a caller that renews a lease: perhaps nobody reads stderr, and its pipe is full. As long as the line
+/// before was not written, others are left out.
+pub(crate) fn say_aside(message: String) {
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
+    if !IS_BUSY.swap(true, Ordering::AcqRel) {
+        let speak = move || {
+            say(&message);
+            IS_BUSY.store(false, Ordering::Release);
+        };
+        if thread::Builder::new().spawn(speak).is_err() {
+            IS_BUSY.store(false, Ordering::Release);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod support;
 
 use std::{
     fs,
+    io::Write,
     os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -262,6 +263,30 @@ fn a_watchdog_that_was_killed_is_replaced() {
     eventually("another watchdog", || !["", &before].contains(&watchdog(&lockkit).as_str()));
     let said = cmd.says_when_lockkit_stood_still();
     assert!(said.lines().count() == 2 && said.contains("another one has taken its place"), "{said}");
+}
+
+/// Its lease is renewed although nobody reads what is said of that.
+#[test]
+fn a_watchdog_is_replaced_while_stderr_is_full() {
+    const ROOM: usize = 65536;
+    let (redis, line) = (Redis::start(), Line::new());
+    let (messages, mut full) = std::io::pipe().unwrap();
+    full.write_all(&vec![b'\n'; ROOM]).unwrap();
+    let mut command = redis.run("k", &["--ttl", "2s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8");
+    line.give(&mut command);
+    let mut running = command.stderr(full).spawn().unwrap();
+    drop(command);
+    let lockkit = line.hear();
+    for _ in 0..2 {
+        let before = watchdog(&lockkit);
+        signal_watchdog(&lockkit, "KILL");
+        eventually("another watchdog", || !["", &before].contains(&watchdog(&lockkit).as_str()));
+        redis.await_renewal("k");
+        redis.await_renewal("k");
+    }
+    line.go();
+    assert_eq!(running.wait().unwrap().code(), Some(8));
+    drop(messages);
 }
 
 #[test]

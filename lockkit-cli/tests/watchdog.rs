@@ -27,7 +27,8 @@ fn watched(mark: &str) -> Watched {
     line.give(&mut work);
     let work = Running::start(work);
     assert_eq!(line.hear(), "up");
-    let mut watchdog = lockkit(&["__watch", mark]);
+    let much_later = (SystemClock.now() + Duration::from_secs(600)).as_nanos().to_string();
+    let mut watchdog = lockkit(&["__watch", mark, &much_later]);
     watchdog.stdin(Stdio::piped());
     let mut watchdog = Running::start(watchdog);
     let orders = watchdog.stdin();

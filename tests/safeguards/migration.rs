@@ -264,14 +264,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/dual::renewals::a_lock_that_goes_along_is_not_in_its_own_way",
     },
     Safeguard {
-        name: "moving_overtaken",
-        does: "What arrives over a replaced connection after its release is released, too",
-        file: DUAL,
-        code: "Ok(Ok(Release::NotHeld(_))) => «!entry.may_yet_come(side, self.pair.replaced(side))»,",
-        without: "true",
-        noticed_by: "lockkit-core/dual::dropped::what_arrives_over_a_replaced_connection_after_the_release_is_released_too",
-    },
-    Safeguard {
         name: "moving_late_answer",
         does: "What a store says of a former token is no loss",
         file: RENEW,

@@ -14,7 +14,7 @@ use super::{
     watchdog::Watchdog,
     work::Work,
 };
-use crate::{exit::say, signals::Signals};
+use crate::{exit::say_aside, signals::Signals};
 
 /// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ pub(super) async fn supervise(
         if left <= margins.term {
             break hold.trouble();
         }
-        replace_if_killed(watchdog, hold, &targets, &mut is_said);
+        replace_if_killed(watchdog, hold, ends - margins.kill, &targets, &mut is_said);
         watchdog.allow(ends - margins.kill);
         tokio::select! {
             // The lease first: after a freeze it must not be said that CMD ended in time.
@@ -89,9 +89,8 @@ pub(super) async fn supervise(
     // Also when all of them have ended: they may have started others since.
     let mut left = targets.kill(known);
     if !left.is_empty() {
-        say(
-            "CMD, or a process that it started, is still there after it was killed; the lock is kept until that process ends",
-        );
+        let still = "CMD, or a process that it started, is still there after it was killed";
+        say_aside(format!("{still}; the lock is kept until that process ends"));
     }
     // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);
@@ -118,20 +117,20 @@ pub(super) async fn supervise(
 }
 
 /// Starts another watchdog in the place of one that was killed, and says so. Why that can't be done is said once, and it is tried again.
-fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, targets: &Targets, is_said: &mut bool) {
+fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, until: Moment, targets: &Targets, is_said: &mut bool) {
     if !watchdog.was_killed() {
         return;
     }
-    match hold.loan().and_then(|loan| Watchdog::start(&targets.run, loan)) {
+    match hold.loan().and_then(|loan| Watchdog::start(&targets.run, until, loan)) {
         Ok(mut other) => {
             other.guard(targets);
             *watchdog = other;
-            say("the watchdog of CMD was killed: another one has taken its place");
+            say_aside("the watchdog of CMD was killed: another one has taken its place".to_owned());
         }
         Err(_) if *is_said => {}
         Err(error) => {
             *is_said = true;
-            say(&format!("the watchdog of CMD was killed, and no other could be started: {error}"));
+            say_aside(format!("the watchdog of CMD was killed, and no other could be started: {error}"));
         }
     }
 }

@@ -57,9 +57,11 @@ pub(super) async fn run_under(
         let (key, token) = (task.key.clone(), guard.token());
         inside.held.push(Entry { key, token, ttl: hold.ttl, lasts: hold.lasts, run: run.clone() });
     }
-    let started = hold.loan().and_then(|loan| Watchdog::start(&run, loan));
-    let mut watchdog = started.map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
     let margins = Margins::of(hold.lasts);
+    let ends = hold.ends();
+    let until = ends - margins.kill;
+    let started = hold.loan().and_then(|loan| Watchdog::start(&run, until, loan));
+    let mut watchdog = started.map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),
         ("LOCKKIT_FENCE", hold.fence.to_string()),
@@ -67,9 +69,6 @@ pub(super) async fn run_under(
         (nest::HELD, inside.held_text()),
         (nest::RUNS, inside.runs_text()),
     ];
-    let ends = hold.ends();
-    let until = ends - margins.kill;
-    watchdog.allow(until);
     // This process may have stood still since the grant, for longer than the lease lasts. A watchdog that found nothing to
     // kill meanwhile has left.
     let refused = if ends.since(SystemClock.now()) <= margins.term {

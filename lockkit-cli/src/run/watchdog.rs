@@ -47,6 +47,8 @@ const GONE_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) struct Args {
     /// The mark
     run: String,
+    /// Until when it may live, in nanoseconds
+    until: u64,
 }
 
 /// The leash on the watchdog, in the hand of `lockkit run`.
@@ -54,14 +56,15 @@ pub(crate) struct Args {
 pub(super) struct Watchdog {
     child: Child,
     /// What it was told last of the time that CMD has.
-    last: Option<Moment>,
+    last: Moment,
 }
 
 impl Watchdog {
-    /// Starts it. It keeps `loan` open for as long as it is there, for what it is to kill may outlive this process.
-    pub(super) fn start(run: &str, loan: Option<OwnedFd>) -> io::Result<Self> {
+    /// Starts it, with the time that CMD has: this process may stand still before it can tell anything. It keeps `loan` open for as long as
+    /// it is there, for what it is to kill may outlive this process.
+    pub(super) fn start(run: &str, until: Moment, loan: Option<OwnedFd>) -> io::Result<Self> {
         let mut command = this_program();
-        command.arg(VERB).arg(run);
+        command.arg(VERB).arg(run).arg(until.as_nanos().to_string());
         // A run around this one must not take it for a part of its CMD: it has to outlive that.
         command.env_remove(nest::HELD).env_remove(nest::RUNS).env(nest::WATCHDOG, "1");
         // It asks no store.
@@ -74,20 +77,20 @@ impl Watchdog {
             // One that stands still must not make this process do so, once the pipe is full.
             rustix::io::ioctl_fionbio(pipe, true)?;
         }
-        Ok(Self { child, last: None })
+        Ok(Self { child, last: until })
     }
 
     /// Allows CMD to run until then. What is allowed may be less than it was.
     pub(super) fn allow(&mut self, until: Moment) {
         // One that stood still so long that the pipe is full is told the next time.
-        if self.last != Some(until) && self.tell(&format!("until {}\n", until.as_nanos())) {
-            self.last = Some(until);
+        if self.last != until && self.tell(&format!("until {}\n", until.as_nanos())) {
+            self.last = until;
         }
     }
 
     /// Allows CMD to run until then at most.
     pub(super) fn shorten(&mut self, until: Moment) {
-        self.allow(self.last.map_or(until, |last| last.min(until)));
+        self.allow(self.last.min(until));
     }
 
     /// Says whom to kill.
@@ -137,7 +140,7 @@ impl Watchdog {
 #[derive(Debug)]
 struct Watch {
     targets: Targets,
-    until: Option<Moment>,
+    until: Moment,
     heard: Vec<u8>,
     done: bool,
 }
@@ -153,7 +156,8 @@ pub(crate) fn run(args: &Args) -> Exit {
 /// Blocks the only thread, for nothing else has to be done here.
 fn watch(args: &Args) -> Exit {
     let targets = Targets { run: args.run.clone(), leader: None, started: None, own_group: false };
-    let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
+    let until = Moment::from_nanos(args.until);
+    let mut watch = Watch { targets, until, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
     if bite {
         watch.targets.kill(Vec::new());
@@ -169,7 +173,7 @@ impl Watch {
         let input = io::stdin();
         let mut chunk = [0; 256];
         loop {
-            let left = self.until.map_or(LONGEST_SLEEP, |until| until.since(SystemClock.now()));
+            let left = self.until.since(SystemClock.now());
             // Also when no time is left: more may have been allowed while this process stood still.
             if !readable(left.min(LONGEST_SLEEP))? {
                 if left.is_zero() {
@@ -204,7 +208,7 @@ impl Watch {
                 // Only the first process of the machine started in its first tick.
                 self.targets.started = started.parse().ok().filter(|started| *started != 0);
             }
-            ["until", nanos] => self.until = nanos.parse().ok().map(Moment::from_nanos),
+            ["until", nanos] => self.until = nanos.parse().map_or(self.until, Moment::from_nanos),
             ["done"] => self.done = true,
             _ => {}
         }
@@ -230,15 +234,16 @@ mod tests {
     #[test]
     fn orders_may_come_in_pieces() {
         let targets = Targets { run: "x".to_owned(), leader: None, started: None, own_group: false };
-        let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
+        let until = Moment::from_nanos(1);
+        let mut watch = Watch { targets, until, heard: Vec::new(), done: false };
         watch.hear(b"work 12 tr");
         assert_eq!(watch.targets.leader, None);
         watch.hear(b"ue 5\nuntil 77\nnonsense\nunt");
         assert_eq!(watch.targets.leader, Pid::from_raw(12));
         assert!(watch.targets.own_group && !watch.done);
         assert_eq!(watch.targets.started, Some(5));
-        assert_eq!(watch.until, Some(Moment::from_nanos(77)));
+        assert_eq!(watch.until, Moment::from_nanos(77));
         watch.hear(b"il 99\nuntil 88\ndone\n");
-        assert_eq!((watch.until, watch.done), (Some(Moment::from_nanos(88)), true));
+        assert_eq!((watch.until, watch.done), (Moment::from_nanos(88), true));
     }
 }
