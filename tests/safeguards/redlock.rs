@@ -205,7 +205,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     Safeguard {
         name: "tried_at_a_standstill",
-        does: "What a task was trying whose runtime stands still is tried by the next",
+        does: "The next task repeats the releases of one whose runtime stands still",
         file: BACKLOG,
         code: "«self.put_back(now)»;\n        self.next_id += 1;",
         without: "drop(now)",

@@ -4,7 +4,7 @@
 //! answer to the next question. So each question has a [number](Question) that comes back with its answer, and a connection
 //! is **in doubt** from before the first byte of a question until the last byte of its answer was read, whatever the
 //! question is and for whatever reason its future is dropped. A connection in doubt is never used again. The driver can be
-//! reached only through [`RawConnection::ask`], which puts the connection in doubt.
+//! reached by its callers only through [`RawConnection::ask`], which puts the connection in doubt.
 //!
 //! The driver can't take up an answer of which it has read a part: a statement that is being prepared is an exchange of which it
 //! keeps no account. So the connection keeps the question that is open, and leads it to its end when its caller is gone. A statement
@@ -225,7 +225,8 @@ impl RawConnection {
                 match answer {
                     // It may close the connection after that.
                     Err(sqlx::Error::Database(_)) => return true,
-                    // A server does not notice that a client has gone while it works for it.
+                    // A server does not notice that a client has gone while it works for it. An earlier answer about the claim may have
+                    // come twice, so that its last statement is open, too.
                     Err(sqlx::Error::Io(_)) => return self.claim.is_none(),
                     _ => self.driver = Some(driver),
                 }

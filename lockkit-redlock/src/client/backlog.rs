@@ -124,19 +124,22 @@ impl Backlog {
     /// Has a release repeated, beginning now. Without a runtime it is left to the next use.
     pub(crate) fn add(self: &Arc<Self>, owed: Owed, context: Context<'_>) {
         let mut queue = unpoisoned(&self.queue);
-        if !queue.tokens.insert(owed.claim.token) {
-            return;
+        let is_new = queue.tokens.insert(owed.claim.token);
+        if is_new {
+            if lapses(context.store)
+                && queue.waiting.len() >= MOST
+                && let Some((_, dropped)) = queue.waiting.pop_first()
+            {
+                queue.tokens.remove(&dropped.owed.claim.token);
+            }
+            queue.put(context.clock.now(), Try { owed, pause: FIRST_PAUSE });
         }
-        if lapses(context.store)
-            && queue.waiting.len() >= MOST
-            && let Some((_, dropped)) = queue.waiting.pop_first()
-        {
-            queue.tokens.remove(&dropped.owed.claim.token);
-        }
-        queue.put(context.clock.now(), Try { owed, pause: FIRST_PAUSE });
         let now = Instant::now();
         if let Some(at_work) = &mut queue.at_work {
             if now < at_work.until {
+                if !is_new {
+                    return;
+                }
                 if at_work.listens {
                     at_work.until = at_work.until.min(now + OVERDUE);
                 }
@@ -169,7 +172,7 @@ impl Backlog {
         }
     }
 
-    /// The next task. It begins with what the one before had under way, whose runtime nobody drives.
+    /// The next task. It begins with the releases that the one before had under way: nobody drives its runtime.
     fn worker(self: &Arc<Self>, queue: &mut RetryQueue, Context { store, clock, .. }: Context<'_>) -> Worker {
         let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
         let lapses = lapses(&store);

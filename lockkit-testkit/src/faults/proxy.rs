@@ -97,12 +97,13 @@ impl Proxy {
         self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].held = true);
     }
 
-    /// Lets so many bytes more of what servers say pass, and then [holds](Self::hold) it back: in the middle of an answer, perhaps.
+    /// Lets so many bytes more of what servers say pass, counted over all connections, and then [holds](Self::hold) the rest back: in the
+    /// middle of an answer, perhaps. Until that is reached, only [`heal`](Self::heal) takes it back.
     pub fn hold_replies_after(&self, bytes: usize) {
         *unpoisoned(&self.shared.until_hold) = Some(bytes);
     }
 
-    /// Waits until that is so.
+    /// Waits until replies are held back.
     pub async fn held(&self) {
         // It can't fail: the sender lives as long as `self`.
         let _ = self.shared.rules.subscribe().wait_for(|rules| rules.lanes[Direction::ToClient as usize].held).await;
