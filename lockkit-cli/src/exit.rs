@@ -113,8 +113,8 @@ pub(crate) fn say(message: &str) {
     drop(writeln!(io::stderr(), "lockkit: {}", line.trim_end()));
 }
 
-/// Says it from a thread of its own, for a caller that renews a lease: perhaps nobody reads stderr, and its pipe is full. As long as the line
-/// before was not written, others are left out.
+/// Writes the line from another thread, for a caller that renews a lease: if nobody reads stderr, and its pipe is full, writing blocks. A line is
+/// left out while another one is being written.
 pub(crate) fn say_aside(message: String) {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if !IS_BUSY.swap(true, Ordering::AcqRel) {

@@ -89,8 +89,8 @@ pub(super) async fn supervise(
     // Also when all of them have ended: they may have started others since.
     let mut left = targets.kill(known);
     if !left.is_empty() {
-        let what = "CMD, or a process that it started, is still there after it was killed; the lock is kept until that process ends";
-        say_aside(what.to_owned());
+        let message = "CMD, or a process that it started, is still there after it was killed; the lock is kept until that process ends";
+        say_aside(message.to_owned());
     }
     // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);

@@ -47,7 +47,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) struct Args {
     /// The mark
     run: String,
-    /// Until when it may live, in nanoseconds
+    /// Until when CMD may run, in nanoseconds since the machine started
     until: u64,
 }
 

@@ -112,7 +112,7 @@ impl RawConnection {
         let connect = async {
             let mut driver = MySqlConnection::connect_with(options).await?;
             let setup = format!("{SETUP}; {}", probe(0));
-            let rows = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(setup))).await?;
+            let rows = driver.fetch_all(statements::text(setup)).await?;
             Ok::<_, sqlx::Error>((driver, rows))
         };
         let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
@@ -151,7 +151,7 @@ impl RawConnection {
         Some(self.asked)
     }
 
-    /// The answer to the question that is open, or `None` if it is not there by then.
+    /// The answer to the open question; `None` if it has not come by `until`.
     ///
     /// # Cancellation
     /// The question stays open.
@@ -216,7 +216,7 @@ impl RawConnection {
     /// Waits until the server is done with what was asked, and closes the connection. Says whether nothing is to come of it any more;
     /// else a statement about the claim may still wait there for a row, for as long as any may.
     ///
-    /// Its runtime may be gone, and its timer with it: the bound is one of the present runtime.
+    /// The connection's runtime may be gone, and the timer with it: this waits by a timer of the present runtime.
     pub(crate) async fn finish_and_close(mut self, patience: Duration) -> bool {
         self.is_left.store(true, Ordering::Relaxed);
         let finish = async {
