@@ -94,6 +94,9 @@ pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, Hist
 /// Returns why one of two faults was cut short, if it was.
 async fn go_through(arena: &Arena, faults: &[Fault]) -> Result<Option<String>, BoxError> {
     let mut cut_short = None;
+    if let Some(sabotage) = arena.setup.sabotage {
+        sabotage.happens(arena).await?;
+    }
     match faults {
         [one] => arena.inflict(*one).await?,
         [one, two] => {

@@ -14,10 +14,12 @@ use lockkit::{
 use lockkit_testkit::{Alter, Altered, BoxError, history::Rule};
 
 use crate::{
-    arena::Arena,
+    arena::{Arena, SHARED},
     fault::Fault,
     run,
+    storm::Prey,
     target::{Kind, Setup},
+    trouble::Trouble,
 };
 
 /// What is wrong.
@@ -63,13 +65,27 @@ impl Sabotage {
         format!("{mark}{url}")
     }
 
+    /// Waits until a store that is spoilt has let in one client too many. Left to chance, a short run may show nothing.
+    pub(crate) async fn happens(self, arena: &Arena) -> Result<(), Trouble> {
+        let together = match self {
+            Self::ReadersApart => &[Prey::Reader, Prey::WriterOf(SHARED)][..],
+            Self::MorePermits => &[Prey::Permit; 3],
+            Self::SameFence | Self::DeafRenewal | Self::Bypass => &[],
+        };
+        let mut caught = Vec::new();
+        for prey in together {
+            caught.push(arena.catch_a(*prey).await?);
+        }
+        Ok(())
+    }
+
     /// Runs with it, and fails unless the judge finds it.
     pub(crate) async fn is_found(self, seed: u64) -> Result<(), BoxError> {
         let (fault, rules) = match self {
             Self::SameFence => (Fault::ClientFreeze, &[Rule::FenceOrder, Rule::Resource][..]),
             Self::DeafRenewal => (Fault::HolderCutOff, &[Rule::Overlap][..]),
             Self::ReadersApart => (Fault::Nothing, &[Rule::Overlap][..]),
-            Self::MorePermits => (Fault::SharersKill, &[Rule::Overlap][..]),
+            Self::MorePermits => (Fault::Nothing, &[Rule::Overlap][..]),
             Self::Bypass => return reaches_nobody(seed).await,
         };
         let arena = Arena::open(Kind::Redis, Setup { sabotage: Some(self), ..Setup::default() }, seed).await?;
@@ -146,7 +162,9 @@ impl Alter for Spoilt {
         }
         let mut attempt = self.inner.acquire(&spoilt).await?;
         if let Attempt::Granted(hold) = &mut attempt {
-            if self.sabotage == Sabotage::SameFence {
+            // The fences of two locks do not compare: a high one of the readers' would keep writers out of the resource.
+            let apart = self.sabotage == Sabotage::ReadersApart && request.claim.mode == Mode::Shared;
+            if apart || self.sabotage == Sabotage::SameFence {
                 (hold.fence, hold.span) = (Fence::new(7), 1);
             }
             let mut holds = unpoisoned(&self.holds);
