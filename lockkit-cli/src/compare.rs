@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use indicatif::ProgressBar;
 use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Peer, Progress, Report, Verdict};
 use tempfile::NamedTempFile;
@@ -46,9 +46,10 @@ pub(crate) struct Args {
     /// Take about 10 s per store instead of 60 s, for rougher numbers; without the groups takeover and cost, unless --only names them
     #[arg(long)]
     quick: bool,
-    /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
-    #[arg(long)]
-    durability: bool,
+    /// How private servers treat the disk: both also measures, in part, Redis and ZooKeeper that wait for it, and MariaDB or MySQL that
+    /// does not; usual leaves these out [default: both]
+    #[arg(long, value_name = "WHICH")]
+    durability: Option<Durability>,
     /// Measure other lock libraries, too, each on the private server of a store: those that are installed, or with =NAME[,NAME] these:
     /// rslock, redis-py, curator
     #[arg(long, value_name = "NAME", num_args = 0.., require_equals = true, value_delimiter = ',')]
@@ -66,6 +67,13 @@ pub(crate) struct Args {
     /// How many leases to hold at once when their cost is measured
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = duration::number(1, 1_000_000))]
     leases: u64,
+}
+
+/// How private servers treat the disk.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Durability {
+    Both,
+    Usual,
 }
 
 /// Runs the comparison.
@@ -158,14 +166,17 @@ impl Prepared {
             .groups(groups)
             .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
         let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
-        if args.durability && args.stores.are_given() {
+        if args.durability.is_some() && args.stores.are_given() {
             return Err(Failure::new(USAGE, "--durability is about private servers, and stores are given by URL"));
         }
         if args.peers.is_some() && args.stores.are_given() {
             return Err(Failure::new(USAGE, "--peers is about private servers, and stores are given by URL"));
         }
         let targets = args.stores.targets().await?.with_memory().with_migration().await?;
-        let targets = if args.durability { targets.with_other_durability().await? } else { targets };
+        let targets = match args.durability.unwrap_or(Durability::Both) {
+            Durability::Both if !args.stores.are_given() => targets.with_other_durability().await?,
+            _ => targets,
+        };
         let targets = match args.peers.as_deref() {
             None => targets,
             Some([]) => targets.with_installed_peers().await,
@@ -222,7 +233,7 @@ fn read_baseline(path: &Path) -> Result<Baseline, Failure> {
 /// what is printed.
 fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
     let written = files.write(report);
-    let printed = print(|stdout| writeln!(stdout, "{}", report.as_text()));
+    let printed = print(|stdout| writeln!(stdout, "{}", report.as_text_within(show::width())));
     written.map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
     printed?;
     print(|stdout| {
@@ -278,5 +289,9 @@ impl Progress for Bar {
 
     fn advances(&self, by: Duration) {
         self.0.inc(millis(by));
+    }
+
+    fn shows(&self, figures: &str) {
+        self.0.suspend(|| say(figures));
     }
 }

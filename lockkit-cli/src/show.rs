@@ -77,11 +77,19 @@ fn holder_json(holder: &Holder, tokens: bool) -> Value {
 
 /// Makes a table as wide as the terminal; one line each for whoever reads it by another program.
 pub(crate) fn fit(table: &mut Table) {
-    if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
-        && size.ws_col > 0
-    {
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(size.ws_col);
+    if let Some(width) = terminal_width() {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
+}
+
+/// How many characters a line may have: as many as the terminal is wide; any number for whoever reads it by another program.
+pub(crate) fn width() -> usize {
+    terminal_width().map_or(usize::MAX, usize::from)
+}
+
+fn terminal_width() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
 }
 
 /// A table without lines, so that it can be read by eye and cut by `awk`.

@@ -34,6 +34,10 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let output = compare(dir.path(), &["--store", &server.url()]);
     assert!(output.status.success(), "{output:?}");
+    let meanwhile = String::from_utf8(output.stderr).unwrap();
+    for what in ["bare round trip (inspect), p50 (µs): memory ", "acquire + release, p50 (µs): memory "] {
+        assert!(meanwhile.contains(what), "the first figures: {meanwhile}");
+    }
     let text = String::from_utf8(output.stdout).unwrap();
     let markdown = fs::read_to_string(dir.path().join("out/comparison.md")).unwrap();
     let json = fs::read_to_string(dir.path().join("out/comparison.json")).unwrap();
@@ -167,7 +171,7 @@ fn groups_that_can_not_be_measured_are_refused() {
         (["--skip", ""], "there is no such group of measures"),
         (["--only", "delay"], "there is nothing to measure"),
         (["--only", "faults"], "there is nothing to measure"),
-        (["--only=alone", "--durability"], "--durability is about private servers"),
+        (["--only=alone", "--durability=both"], "--durability is about private servers"),
         (
             ["--skip", "alone,keys,kinds,hot,processes,hand-off,takeover,delay,leases,cost,faults,compliance"],
             "--skip leaves nothing to measure",

@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
@@ -17,23 +17,33 @@ fn chromium() -> PathBuf {
 
 /// What the browser makes of a page, and what it says on its console.
 fn opened(chromium: &Path, profile: &Path, page: &Path, address: &str, width: u32) -> (String, String) {
+    let size = format!("--window-size={width},900");
+    let output = browse(chromium, profile, &["--enable-logging=stderr", "--dump-dom", &size], page, address);
+    let log = String::from_utf8_lossy(&output.stderr);
+    let console = log.lines().filter(|line| line.contains("CONSOLE")).collect::<Vec<_>>().join("\n");
+    (String::from_utf8(output.stdout).expect("UTF-8"), console)
+}
+
+fn browse(chromium: &Path, profile: &Path, args: &[&str], page: &Path, address: &str) -> Output {
     let output = Command::new(chromium)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"])
-        .args([
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--enable-logging=stderr",
-            "--dump-dom",
-        ])
+        .args(["--disable-background-networking", "--disable-component-update"])
+        .args(args)
         .arg(format!("--user-data-dir={}", profile.display()))
-        .arg(format!("--window-size={width},900"))
         .arg(format!("file://{}#{address}", page.display()))
         .output()
         .expect("chromium runs");
     assert!(output.status.success(), "{output:?}");
-    let log = String::from_utf8_lossy(&output.stderr);
-    let console = log.lines().filter(|line| line.contains("CONSOLE")).collect::<Vec<_>>().join("\n");
-    (String::from_utf8(output.stdout).expect("UTF-8"), console)
+    output
+}
+
+/// What a script that runs at the end of the page puts into its title.
+fn told(chromium: &Path, dir: &Path, args: &[&str], page: &Path, script: &str) -> String {
+    let with_script = dir.join("with-script.html");
+    let script = format!("<script>document.title = {script}</script></body>");
+    fs::write(&with_script, fs::read_to_string(page).expect("a page").replace("</body>", &script)).expect("written");
+    let output = browse(chromium, &dir.join("profile"), &[args, &["--dump-dom"]].concat(), &with_script, "");
+    title(&String::from_utf8(output.stdout).expect("UTF-8")).to_owned()
 }
 
 fn title(dom: &str) -> &str {
@@ -141,4 +151,45 @@ async fn the_page_works_in_a_browser() {
     assert!(title(&dom).starts_with('#') && title(&dom).contains("where=one"), "the answers are in the address: {dom}");
 
     assert_it_fits_a_phone(&chromium, dir.path(), &page);
+}
+
+/// Each of the elements that only a mouse could reach, and each picture and input that a screen reader finds without words.
+const OUT_OF_REACH: &str = "[
+    ...[...document.querySelectorAll('.wide')].filter(one => one.tabIndex < 0),
+    ...[...document.querySelectorAll('a')].filter(one => one.tabIndex < 0 || !one.textContent.trim()),
+    ...[...document.querySelectorAll('input')].filter(one => one.tabIndex < 0 || !one.labels.length),
+    ...[...document.querySelectorAll('svg')].filter(one => !one.closest('[role=img][aria-label]')),
+    ...[...document.querySelectorAll('a[href^=\"#\"]')].filter(one => !document.querySelector(one.getAttribute('href'))),
+].map(one => one.outerHTML).join(' ') || 'nothing'";
+
+/// What the text and the ground have of light, from 0 to 765.
+const LIGHT: &str = "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]
+    .map(color => color.match(/\\d+/g).slice(0, 3).map(Number).reduce((one, two) => one + two)).join(' on ')";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_is_read_in_the_dark_on_paper_and_without_a_mouse() {
+    let chromium = chromium();
+    let server = RedisServer::start(RedisOptions::default()).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let page = compare(dir.path(), &server.url(), &["--only", "alone,keys,processes"]);
+    let told = |args: &[&str], script| told(&chromium, dir.path(), args, &page, script);
+
+    let light = |args: &[&str]| {
+        let light = told(args, LIGHT);
+        let (text, ground) = light.split_once(" on ").expect("two colours");
+        (text.parse::<u32>().expect("a number"), ground.parse::<u32>().expect("a number"))
+    };
+    let (text, ground) = light(&[]);
+    assert!(text < 150 && ground > 700, "dark on light: {text} on {ground}");
+    let (text, ground) = light(&["--blink-settings=preferredColorScheme=0"]);
+    assert!(text > 600 && ground < 150, "light on dark: {text} on {ground}");
+
+    assert_eq!(told(&[], OUT_OF_REACH), "nothing");
+
+    let paper = dir.path().join("comparison.pdf");
+    let print = format!("--print-to-pdf={}", paper.display());
+    browse(&chromium, &dir.path().join("profile"), &[&print], &page, "");
+    let pdf = fs::read(&paper).expect("printed");
+    let pages = pdf.windows(11).filter(|part| part == b"/Type /Page").count();
+    assert!(pdf.starts_with(b"%PDF") && (2..=20).contains(&pages), "{pages} pages");
 }

@@ -14,6 +14,9 @@ use serde_json::Value;
 fn compare(dir: &Path, servers: Option<&Path>, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
     command.args(["compare", "--quick", "--out"]).arg(dir.join("out")).args(args).env_remove("LOCKKIT_STORE");
+    if !args.iter().any(|arg| arg.starts_with("--store")) {
+        command.args(["--durability", "usual"]);
+    }
     if let Some(servers) = servers {
         command.env("PATH", servers).env("LOCKKIT_SERVERS", servers);
     }

@@ -16,7 +16,7 @@ use crate::{
     contestant::Contestant,
     error::{Error, ErrorKind, Result},
     plan::{Options, Plan, Step},
-    report::{Interrupted, Report},
+    report::{Interrupted, Report, rows},
     results::Absence,
     targets::Targets,
     workers::WorkerProgram,
@@ -60,12 +60,15 @@ pub trait Progress: Send + Sync + 'static {
     fn begins(&self, store: &str, measure: &str);
     /// A part of the [time that the comparison takes](Comparison::about) is over.
     fn advances(&self, by: Duration);
+    /// All rounds of a measure are over on all stores: its first figures, in one line. The report has them all.
+    fn shows(&self, figures: &str);
 }
 
 /// Nobody is told.
 impl Progress for () {
     fn begins(&self, _: &str, _: &str) {}
     fn advances(&self, _: Duration) {}
+    fn shows(&self, _: &str) {}
 }
 
 impl Comparison {
@@ -82,6 +85,9 @@ impl Comparison {
         for target in targets.list {
             contestants.push(Contestant::enter(target).await?);
         }
+        // An empty column tells nothing; but a peer was asked for.
+        let whole = |one: &Contestant| one.target.in_part().is_none() || one.target.peer().is_some();
+        contestants.retain(|one| whole(one) || Step::all().any(|step| plan.takes(step) && one.takes(step)));
         let can_take = |step: &Step| contestants.iter().any(|contestant: &Contestant| contestant.takes(*step));
         let possible: Vec<_> = Step::all().filter(can_take).collect();
         let why =
@@ -165,10 +171,20 @@ impl Comparison {
                     progress.advances(self.plan.about(step));
                 }
             }
+            if let Some(figures) = self.first_figures(step) {
+                progress.shows(&figures);
+            }
         }
         if self.plan.takes(Step::Compliance) {
             self.check_all(progress).await;
         }
+    }
+
+    /// What a measure showed on each store, by the first row that it has.
+    fn first_figures(&self, step: Step) -> Option<String> {
+        let results: Vec<_> = self.contestants.iter().map(|one| one.results.clone()).collect();
+        let rows = rows(&results, &self.plan);
+        rows.iter().find(|row| row.measure == step.title() && !row.unit.is_empty())?.line(self.stores())
     }
 
     /// Notes what was not measured, for each store, and sums it up.

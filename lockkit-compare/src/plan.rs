@@ -45,7 +45,8 @@ impl Step {
         Self::Faults,
     ];
 
-    /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
+    /// Those of a store that is made of two others of the same comparison, or is another one with other settings: what its locks cost, and
+    /// whether they exclude.
     pub(crate) const IN_PART: [Self; 5] = [Self::RoundTrip, Self::Pair, Self::ManyKeys, Self::Processes, Self::HandOff];
 
     /// Those of a [peer](crate::Peer): the same work on the same server, as its own program can do and time it.

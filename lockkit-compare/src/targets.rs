@@ -20,6 +20,8 @@ use crate::{
 const REDLOCK_NODES: usize = 5;
 /// Why nothing else is measured of a peer, and nothing said of what it guarantees.
 pub(crate) const OF_PEERS: &str = "another lock library, measured on the same private server: alone, under contention, and from process to process; no more is known of it here";
+/// Why only a part is measured of a server that treats the disk the other way.
+const OF_DURABILITY: &str = "the same server, with the other answer to whether a write waits for the disk; what that has no say in is left out to save time";
 /// The prefix and the table of a migration's locks, and the longest ttl that the compliance cases use.
 const MIGRATED: &str = "migrated";
 const LONGEST_TTL: Duration = Duration::from_secs(60);

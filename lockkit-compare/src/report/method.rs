@@ -137,7 +137,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         &[],
         "with none given by URL: each runs on this machine, alone, and over the loopback interface. A network between client and server adds its \
          delay to every round trip. Redis keeps nothing on disk there, ZooKeeper does not wait for the disk, MariaDB and MySQL do at each commit; \
-         it is the other way in those whose name says `fsync` or `no fsync` (`--durability`).",
+         it is the other way in those whose name says `fsync` or `no fsync` (`--durability usual` leaves these out).",
     ),
     (
         "Guarantees",

@@ -25,6 +25,7 @@ use crate::{
 pub use baseline::{Baseline, Change, Changes};
 pub use curves::{Axis, Curve};
 pub use facts::{Cases, Facts};
+pub(crate) use rows::rows;
 pub use rows::{Better, Cell, Row};
 
 /// What a comparison showed.
@@ -295,7 +296,7 @@ mod tests {
     fn report() -> Report {
         let mut memory = Results::default();
         memory.absent.insert(Step::Processes, Absence::Inapplicable("inside one process"));
-        let mut redis = Results { many_keys: vec![154_321.0], ..Results::default() };
+        let mut redis = Results { many_keys: vec![150_000.0, 158_642.0], ..Results::default() };
         redis.absent.insert(Step::HandOff, failed());
         let measured = vec![("memory".into(), memory), ("redis 7".into(), redis)];
         let plan = Plan::new(Options::default().effort(Effort::Quick));
@@ -327,6 +328,9 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
         assert!(text.contains("154 321") && text.contains("failed"), "{text}");
         assert!(text.contains("memory: inside one process"), "{text}");
+        let narrow = report().as_text_within(100);
+        assert_eq!(narrow.matches("GUARANTEES").count(), 2, "a table for each store: {narrow}");
+        assert!(narrow.split("GUARANTEES").nth(2).is_some_and(|second| second.contains("154 321")), "{narrow}");
         assert!(
             text.contains("redis 7: hand-off between processes: gone") && text.contains("no valkey-server"),
             "{text}"
@@ -339,6 +343,7 @@ mod tests {
         let table: Vec<_> = text.lines().filter(|line| line.starts_with('|')).collect();
         assert!(table.len() > 20);
         assert!(table.iter().all(|line| line.matches('|').count() == 5), "{table:#?}");
+        assert!(text.contains("| 154 321 (150 000–158 642) |"), "{text}");
     }
 
     #[test]

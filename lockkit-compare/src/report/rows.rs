@@ -28,6 +28,16 @@ pub struct Row {
     pub cells: Vec<Cell>,
 }
 
+impl Row {
+    /// The row in one line, of the stores that have a number; `None` without one.
+    pub(crate) fn line<'a>(&self, stores: impl Iterator<Item = &'a str>) -> Option<String> {
+        let measured = stores.zip(&self.cells).filter(|(_, cell)| matches!(cell, Cell::Number(_)));
+        let figures: Vec<_> = measured.map(|(store, cell)| format!("{store} {}", cell.text())).collect();
+        let Self { group, title, unit, .. } = self;
+        (!figures.is_empty()).then(|| format!("{group}: {title} ({unit}): {}", figures.join(", ")))
+    }
+}
+
 /// Which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
@@ -355,6 +365,16 @@ mod tests {
         let rows = rows(&[Results::default(), Results::default()], &Plan::new(Options::default().leases(10)));
         assert!(rows.iter().all(|row| row.cells.len() == 2));
         assert_eq!(rows.iter().map(|row| row.id).collect::<HashSet<_>>().len(), rows.len());
+    }
+
+    #[test]
+    fn a_row_in_one_line_has_the_stores_that_have_a_number() {
+        let redis = Results { many_keys: vec![4000.0], ..Results::default() };
+        let rows = rows(&[Results::default(), redis, Results::default()], &Plan::new(Options::default()));
+        let line =
+            |id| rows.iter().find(|row| row.id == id).expect("row").line(["memory", "redis", "mysql"].into_iter());
+        assert_eq!(line("many_keys").as_deref(), Some("64 keys, a task each: acquire + release (/s): redis 4 000"));
+        assert_eq!(line("pair_p50"), None);
     }
 
     #[test]

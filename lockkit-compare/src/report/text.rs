@@ -1,31 +1,26 @@
-//! The comparison for people who read text: a table for the terminal, and a file in Markdown. No I/O.
+//! The comparison for people who read text: tables for the terminal, and a file in Markdown. No I/O.
+
+use std::ops::Range;
 
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Report, method, rows::Cell};
-use crate::{results::Absence, stats::grouped};
+use crate::{
+    results::{Absence, Figure},
+    stats::grouped,
+};
 
 impl Report {
     /// The table for the terminal, with the reasons for what is missing below.
     #[must_use]
     pub fn as_text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header([vec![String::new(), String::new()], self.stores.clone()].concat());
-        let mut group = "";
-        for row in &self.rows {
-            if row.group != group {
-                if !group.is_empty() {
-                    table.add_row([""]);
-                }
-                table.add_row([row.group.to_uppercase()]);
-                group = &row.group;
-            }
-            let cells = row.cells.iter().map(|cell| cell.text());
-            table.add_row([format!("  {}", row.title), row.unit.to_owned()].into_iter().chain(cells));
-        }
-        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        let mut out = format!("{}\n\n{}\n", table.trim_fmt(), self.setting.line());
+        self.as_text_within(usize::MAX)
+    }
+
+    /// The same in lines of this many characters: several tables, each of some of the stores, where one would be wider.
+    #[must_use]
+    pub fn as_text_within(&self, width: usize) -> String {
+        let mut out = format!("{}\n\n{}\n", self.tables(width).join("\n\n"), self.setting.line());
         if let Some(scope) = self.setting.scope() {
             out += &format!("{scope}\n");
         }
@@ -47,7 +42,40 @@ impl Report {
         out
     }
 
-    /// The file for people, which also tells how it was measured.
+    /// Of as many stores each as fit, the same number but for the last.
+    fn tables(&self, width: usize) -> Vec<String> {
+        let count = self.stores.len();
+        let in_tables_of = |most: usize| -> Vec<String> {
+            (0..count).step_by(most).map(|first| self.table(first..count.min(first + most))).collect()
+        };
+        let fits = |tables: &Vec<String>| {
+            tables.iter().flat_map(|table| table.lines()).all(|line| line.chars().count() <= width)
+        };
+        (1..=count).rev().map(in_tables_of).find(fits).unwrap_or_else(|| in_tables_of(1))
+    }
+
+    /// The table of these stores.
+    fn table(&self, stores: Range<usize>) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header([&[String::new(), String::new()], &self.stores[stores.clone()]].concat());
+        let mut group = "";
+        for row in &self.rows {
+            if row.group != group {
+                if !group.is_empty() {
+                    table.add_row([""]);
+                }
+                table.add_row([row.group.to_uppercase()]);
+                group = &row.group;
+            }
+            let cells = row.cells[stores.clone()].iter().map(Cell::text);
+            table.add_row([format!("  {}", row.title), row.unit.to_owned()].into_iter().chain(cells));
+        }
+        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        table.trim_fmt()
+    }
+
+    /// The file for people, with the range of the rounds behind each figure, which also tells how it was measured.
     #[must_use]
     pub fn as_markdown(&self) -> String {
         let mut out = format!("# Comparison of lock stores\n\n{}.\n\n", self.setting.line());
@@ -64,10 +92,10 @@ impl Report {
                 out += &format!("| **{}** | | {}\n", row.group, " |".repeat(self.stores.len()));
                 group = &row.group;
             }
-            let cells: Vec<_> = row.cells.iter().map(|cell| cell.text()).collect();
+            let cells: Vec<_> = row.cells.iter().map(Cell::text_with_range).collect();
             out += &format!("| {} | {} | {} |\n", row.title.trim(), row.unit, cells.join(" | "));
         }
-        out += "\n";
+        out += "\nIn brackets: the least and the most that a single round showed.\n\n";
         self.notes().iter().for_each(|note| out += &format!("- {note}\n"));
         self.missing.iter().for_each(|how| out += &format!("- Not compared: {how}\n"));
         if let Some(changes) = &self.changes {
@@ -103,6 +131,15 @@ impl Report {
 }
 
 impl Cell {
+    pub(super) fn text_with_range(&self) -> String {
+        match self {
+            Self::Number(Figure { range: Some((least, most)), .. }) => {
+                format!("{} ({}–{})", self.text(), grouped(*least), grouped(*most))
+            }
+            _ => self.text(),
+        }
+    }
+
     pub(super) fn text(&self) -> String {
         match self {
             Self::Number(figure) => grouped(figure.value),

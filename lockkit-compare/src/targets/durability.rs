@@ -5,13 +5,13 @@ use lockkit_testkit::servers::{
     ZooKeeperServer,
 };
 
-use super::{PrivateServer, Targets};
+use super::{OF_DURABILITY, PrivateServer, Targets};
 use crate::error::Result;
 
 impl Targets {
     /// Adds private servers that are to the disk what the others are not, of what is installed: of Redis and ZooKeeper, which answer when a
     /// write is on disk (`appendfsync always`, `forceSync=yes`), and of MariaDB or MySQL, which does not wait for that
-    /// (`innodb_flush_log_at_trx_commit=2`).
+    /// (`innodb_flush_log_at_trx_commit=2`). Of them only a part is measured, which the disk has a say in.
     ///
     /// # Errors
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if an installed server does not come up.
@@ -19,6 +19,7 @@ impl Targets {
     /// # Cancellation
     /// What was started ends.
     pub async fn with_other_durability(mut self) -> Result<Self> {
+        let before = self.list.len();
         for flavor in [RedisFlavor::Installed, RedisFlavor::Newer] {
             let Ok(found) = flavor.program().find() else { continue };
             let options = RedisOptions::default().flavor(flavor).persistence(Persistence::AppendAlways);
@@ -45,6 +46,9 @@ impl Targets {
                 Err(error) => return Err(error.into()),
             }
         }
+        for target in &mut self.list[before..] {
+            target.in_part = Some(OF_DURABILITY);
+        }
         Ok(self)
     }
 }
@@ -54,6 +58,7 @@ mod tests {
     use lockkit::Severity;
 
     use super::*;
+    use crate::plan::Step;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn those_wait_for_the_disk_that_do_not_otherwise() {
@@ -61,6 +66,7 @@ mod tests {
         let [redis, mysql, zookeeper] = targets.list() else { panic!("{targets:?}") };
         assert!(redis.name().ends_with(" fsync") && mysql.name().ends_with(" no fsync"), "{targets:?}");
         assert_eq!(zookeeper.name(), "zookeeper fsync");
+        assert!(targets.list().iter().all(|target| target.steps() == Step::IN_PART && !target.is_in_use()));
         let process = zookeeper.servers()[0].process().pid().expect("it runs");
         let arguments = std::fs::read_to_string(format!("/proc/{process}/cmdline")).expect("its arguments");
         let last = arguments.split('\0').rfind(|argument| argument.contains("forceSync"));

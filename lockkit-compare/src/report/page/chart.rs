@@ -23,22 +23,17 @@ use crate::{
 };
 
 const SIZE: (u32, u32) = (760, 360);
-/// What the style replaces: lines of a store, and what is drawn in the colour of the text.
-const LINES: [RGBColor; COLOURS] = [
-    RGBColor(1, 0, 0),
-    RGBColor(2, 0, 0),
-    RGBColor(3, 0, 0),
-    RGBColor(4, 0, 0),
-    RGBColor(5, 0, 0),
-    RGBColor(6, 0, 0),
-    RGBColor(7, 0, 0),
-    RGBColor(8, 0, 0),
-];
+/// What the style replaces, as it does the colour of each store's line: what is drawn in the colour of the text.
 pub(super) const TEXT: RGBColor = RGBColor(0, 1, 0);
 pub(super) const GRID: RGBColor = RGBColor(0, 2, 0);
 
 pub(super) type Drawn<'a> =
     Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as plotters::prelude::DrawingBackend>::ErrorType>>;
+
+/// What stands for the line of a store, until the style replaces it.
+fn line_of(number: usize) -> RGBColor {
+    RGBColor(u8::try_from(number % COLOURS + 1).unwrap_or(u8::MAX), 0, 0)
+}
 
 /// A chart, and the same as a table; nothing where no store has a measurement.
 pub(super) fn figure(curve: &Curve, stores: &[String]) -> Markup {
@@ -67,7 +62,7 @@ fn table(curve: &Curve, stores: &[String]) -> Markup {
     let measured = || stores.iter().zip(&curve.lines).filter(|(_, line)| !line.is_empty());
     let cell = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), grouped);
     html! {
-        div.wide { table {
+        div.wide tabindex="0" role="region" aria-label=(format!("{}, as a table", curve.title)) { table {
             @match curve.y {
                 Axis::Share(_) => {
                     thead { tr { th scope="col" { (curve.y.title()) } @for percent in [10.0, 50.0, 90.0, 99.0, 99.9] { th scope="col" { (percent) } } } }
@@ -144,7 +139,7 @@ where
         .light_line_style(GRID.mix(0.0))
         .draw()?;
     for (number, line) in curve.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
-        chart.draw_series(LineSeries::new(line.iter().copied(), LINES[number % COLOURS].stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(line.iter().copied(), line_of(number).stroke_width(2)))?;
     }
     area.present()
 }

@@ -75,7 +75,7 @@ fn table(timeline: &Timeline) -> Markup {
         timeline.refused.iter().filter(|refusal| (refusal.process, refusal.fence) == (process, fence)).count()
     };
     html! {
-        div.wide { table {
+        div.wide tabindex="0" role="region" aria-label={ "Who held the lock when, as a table" } { table {
             thead { tr { @for head in ["process", "from, in s", "until, in s", "told, in s", "fence", "late writes", "how it ended"] { th scope="col" { (head) } } } }
             @for belief in &timeline.beliefs {
                 tr {

@@ -73,7 +73,7 @@ pub(super) fn guarantees(report: &Report) -> Markup {
                     @for guarantee in &GUARANTEES {
                         tr {
                             th scope="row" { (guarantee.title) }
-                            @for (_, facts) in report.own() { td.words { (cell(guarantee, facts, seen_at(report))) } }
+                            @for (_, facts) in report.own() { td.words { (cell(guarantee, facts, report)) } }
                         }
                     }
                     tr {
@@ -92,7 +92,8 @@ fn seen_at(report: &Report) -> Option<&'static str> {
     if has_row { Some("#violations") } else { (!report.timelines.is_empty()).then_some("#timelines") }
 }
 
-fn cell(guarantee: &Guarantee, facts: &Facts, seen_at: Option<&str>) -> Markup {
+fn cell(guarantee: &Guarantee, facts: &Facts, report: &Report) -> Markup {
+    let (seen_at, has_faults) = (seen_at(report), !report.timelines.is_empty());
     let text = (guarantee.says)(facts);
     let mut seen = Cases::default();
     for name in guarantee.evidence {
@@ -109,13 +110,15 @@ fn cell(guarantee: &Guarantee, facts: &Facts, seen_at: Option<&str>) -> Markup {
         @if guarantee.evidence.is_empty() {
             @if guarantee.title.starts_with("Two") {
                 @match seen_at { Some(place) if facts.overlaps.is_some() => { a href=(place) { (text) } }, _ => { (text) } }
-            } @else { a href="#method" { (text) } }
+            } @else { a href=(if has_faults { "#timelines" } else { "#method" }) { (text) } }
         } @else {
             (text)
             @if let Some(group) = group {
                 br;
                 a.small href=(format!("#cases-{group}")) {
-                    (seen.passed) (if seen.passed == 1 { " case passed" } else { " cases passed" }) @if seen.failed > 0 { ", " strong.bad { (seen.failed) " failed" } }
+                    @if seen.passed + seen.failed == 0 { (seen.ignored) " cases that do not apply" }
+                    @else { (seen.passed) (if seen.passed == 1 { " case passed" } else { " cases passed" }) }
+                    @if seen.failed > 0 { ", " strong.bad { (seen.failed) " failed" } }
                 }
             }
         }
