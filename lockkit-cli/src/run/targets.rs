@@ -5,10 +5,12 @@
 //! finds children, orphans and daemons alike, and each descendant of those, which finds what has cleared its environment. What has
 //! done so, and whose parents have all ended before, escapes.
 
-use std::{collections::HashSet, fs, os::fd::OwnedFd, time::Duration};
+use std::{collections::HashSet, fs, io, os::fd::OwnedFd, time::Duration};
 
-use rustix::process::{
-    Pid, PidfdFlags, Signal, getpgid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, getpgid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
 };
 
 use super::{
@@ -37,7 +39,7 @@ pub(super) struct Targets {
 
 /// When a process started, unless it has ended.
 pub(super) fn started(pid: Pid) -> Option<u64> {
-    Some(Stat::of(pid)?.started)
+    Some(Stat::of(pid).ok()??.started)
 }
 
 impl Targets {
@@ -62,12 +64,13 @@ impl Targets {
 
     /// Sends a signal to all of them, once each, and says which they were: once the parent of one has ended, it may not be found again.
     pub(super) fn signal(&self, signal: Signal) -> Vec<Process> {
-        let (all, leader) = (self.all(), self.own_leader());
+        let (seen, leader) = (look(), self.own_leader());
+        let mut all = with_descendants(&seen, |pid| leader == Some(pid));
         // That somebody is gone already is fine, and what may not be signalled is said by `kill`.
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
-        for process in &all {
+        let send = |process: &Process| {
             let reached = match leader {
                 Some(leader) if self.own_group => getpgid(Some(process.pid)).is_ok_and(|group| group == leader),
                 leader => leader == Some(process.pid),
@@ -75,7 +78,14 @@ impl Targets {
             if !reached {
                 process.signal(signal);
             }
-        }
+        };
+        all.iter().for_each(send);
+        // After those: the environment of a stranger that is about to become another program can be read only when it has, which takes as
+        // long as its disk does.
+        let mut others = with_descendants(&seen, |pid| is_in_environment(pid, &self.run));
+        others.retain(|process| !all.iter().any(|known| known.is(process)));
+        others.iter().for_each(send);
+        all.append(&mut others);
         all
     }
 
@@ -97,33 +107,43 @@ impl Targets {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
+        found.retain(|process| !left.iter().any(|known| known.is(process)));
+        left.append(&mut found);
         left
     }
 
     /// The processes that run, each held by a descriptor, as far as there are any left: a mere number may be another's a moment later.
     fn all(&self) -> Vec<Process> {
-        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
-        let seen: Vec<_> = entries.flatten().filter_map(number).filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         let leader = self.own_leader();
-        let is_first = |pid: Pid| leader == Some(pid) || is_in_environment(pid, &self.run);
-        let mut found: HashSet<Pid> = seen.iter().map(|(pid, _)| *pid).filter(|pid| is_first(*pid)).collect();
-        loop {
-            // The watchdog of a run within CMD has to outlive that run.
-            let is_child = |(pid, stat): &&(Pid, Stat)| {
-                !found.contains(pid)
-                    && Pid::from_raw(stat.parent).is_some_and(|parent| found.contains(&parent))
-                    && !is_in_environment(*pid, nest::WATCHDOG)
-            };
-            let children: Vec<_> = seen.iter().filter(is_child).map(|(pid, _)| *pid).collect();
-            if children.is_empty() {
-                break;
-            }
-            found.extend(children);
-        }
-        let found = seen.into_iter().filter(|(pid, _)| found.contains(pid));
-        found.filter_map(|(pid, stat)| Process::open(pid, &stat)).collect()
+        with_descendants(&look(), |pid| leader == Some(pid) || is_in_environment(pid, &self.run))
     }
+}
+
+/// All processes that run.
+fn look() -> Vec<(Pid, Stat)> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
+    entries.flatten().filter_map(number).filter_map(|pid| Some((pid, Stat::of(pid).ok()??))).collect()
+}
+
+/// Those of the processes that are the first, or descend from one of them.
+fn with_descendants(seen: &[(Pid, Stat)], is_first: impl Fn(Pid) -> bool) -> Vec<Process> {
+    let mut found: HashSet<Pid> = seen.iter().map(|(pid, _)| *pid).filter(|pid| is_first(*pid)).collect();
+    loop {
+        // The watchdog of a run within CMD has to outlive that run.
+        let is_child = |(pid, stat): &&(Pid, Stat)| {
+            !found.contains(pid)
+                && Pid::from_raw(stat.parent).is_some_and(|parent| found.contains(&parent))
+                && !is_in_environment(*pid, nest::WATCHDOG)
+        };
+        let children: Vec<_> = seen.iter().filter(is_child).map(|(pid, _)| *pid).collect();
+        if children.is_empty() {
+            break;
+        }
+        found.extend(children);
+    }
+    let found = seen.iter().filter(|(pid, _)| found.contains(pid));
+    found.filter_map(|(pid, stat)| Process::open(*pid, stat)).collect()
 }
 
 fn is_in_environment(pid: Pid, text: &str) -> bool {
@@ -160,8 +180,15 @@ impl Process {
         (self.pid, self.started) == (other.pid, other.started)
     }
 
+    /// Whether any thread of it may still do something. If that can't be told, it may.
     pub(super) fn is_running(&self) -> bool {
-        Stat::of(self.pid).is_some_and(|stat| stat.started == self.started)
+        match &self.handle {
+            // It can be read once the last thread has ended.
+            Some(handle) => {
+                !matches!(poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&Timespec::default())), Ok(ended) if ended > 0)
+            }
+            None => Stat::of(self.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.started == self.started)),
+        }
     }
 }
 
@@ -174,18 +201,29 @@ struct Stat {
 }
 
 impl Stat {
-    fn of(pid: Pid) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    /// `None` if there is no such process, or it has ended.
+    fn of(pid: Pid) -> io::Result<Option<Self>> {
+        match fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// See proc_pid_stat(5): the name in parentheses may have spaces and parentheses of its own.
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.rsplit_once(") ")?.1.split_ascii_whitespace();
-        // One that has ended, and that nobody has waited for yet, does no more work.
-        let is_running = !matches!(fields.next()?, "Z" | "X");
+        let has_ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;
-        let started = fields.nth(17)?.parse().ok()?;
-        is_running.then_some(Self { parent, started })
+        let threads: u32 = fields.nth(15)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        // One that has ended, and that nobody has waited for yet, does no more work. But its first thread may end before others.
+        (!has_ended || threads > 1).then_some(Self { parent, started })
     }
 }
 
@@ -213,17 +251,39 @@ mod tests {
         }
     }
 
+    /// Its first thread has ended, and what the system says of it looks as if it had.
+    #[test]
+    fn a_process_runs_as_long_as_its_last_thread() {
+        let script = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = std::process::Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended as a whole");
+            std::thread::yield_now();
+        }
+        let stat = Stat::of(pid).unwrap().expect("a thread of it sleeps");
+        let process = Process::open(pid, &stat).expect("a thread of it sleeps");
+        let by_number = Process { handle: None, ..Process::open(pid, &stat).unwrap() };
+        assert!(process.is_running() && by_number.is_running());
+        process.signal(Signal::KILL);
+        child.wait().unwrap();
+        assert!(!process.is_running() && !by_number.is_running());
+    }
+
     #[test]
     fn a_process_may_have_any_name() {
-        let line = |name: &str, state: &str| {
-            format!("71 ({name}) {state} 70 71 71 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 2 3")
+        let threads = |name: &str, state: &str, count: u32| {
+            format!("71 ({name}) {state} 70 71 71 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {count} 0 4711 2 3")
         };
+        let line = |name: &str, state: &str| threads(name, state, 1);
         for name in ["sh", "a b", "a) R 1 (", ""] {
             assert_eq!(Stat::parse(&line(name, "S")), Some(Stat { parent: 70, started: 4711 }), "{name}");
         }
         assert_eq!(Stat::parse(&line("sh", "Z")), None);
+        assert!(Stat::parse(&threads("sh", "Z", 2)).is_some(), "its other thread goes on");
         assert_eq!(Stat::parse("71 (sh"), None);
         let own = rustix::process::getpid();
-        assert!(Stat::of(own).is_some_and(|stat| stat.parent > 0 && stat.started > 0));
+        assert!(Stat::of(own).unwrap().is_some_and(|stat| stat.parent > 0 && stat.started > 0));
     }
 }

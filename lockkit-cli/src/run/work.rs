@@ -5,16 +5,23 @@ use std::{
     io,
     os::unix::process::{CommandExt, ExitStatusExt},
     process::Child,
+    time::Duration,
 };
 
 use lockkit::Moment;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
 
 use super::{
     exec, signals,
     targets::{self, Targets},
 };
+
+/// How often to look whether CMD has ended, whatever is heard: whichever program started this one may have blocked the signal.
+const LOOK_ANYWAY: Duration = Duration::from_secs(1);
 
 /// CMD, started and not yet reaped.
 #[derive(Debug)]
@@ -56,7 +63,7 @@ impl Work {
     /// Returns when CMD has ended. It is not reaped, so that its number stays its own.
     pub(super) async fn ended(&mut self) {
         while !self.has_ended() {
-            self.children.recv().await;
+            drop(timeout(LOOK_ANYWAY, self.children.recv()).await);
         }
     }
 
