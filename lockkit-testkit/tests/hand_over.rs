@@ -13,8 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Event, Fence, Guard, HandOver, Lock, LockStore, Locker, Observer, Outcome, Release,
-    Result, Status,
+    AcquireRequest, Attempt, Claim, ErrorKind, Event, Fence, Guard, HandOver, Lock, LockStore, Locker, Observer,
+    Outcome, Release, Result, Status,
 };
 use lockkit_sim::{Fault, Operation, SimStore};
 use lockkit_testkit::{Alter, Altered};
@@ -296,5 +296,23 @@ async fn a_busy_process_lets_others_go_first() -> Result<()> {
         let holders = holders.load(Ordering::SeqCst);
         assert!(holders <= TIMES + 1, "{holders} of one process in a row");
     }
+    Ok(())
+}
+
+/// The lease is the process's until the next holder has taken it, or given it back.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_a_lease_that_is_handed_over() -> Result<()> {
+    let store = SimStore::new();
+    let locker = locker(&store);
+    let lock = locker.lock("a").ttl(TTL);
+    let (guard, [waiting]) = holder(&lock, [&lock]).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let shutdown = locker.shutdown(TTL / 2);
+    tokio::pin!(shutdown);
+    assert!(timeout(millis(10), &mut shutdown).await.is_err(), "the lease is on its way");
+    assert_eq!(waiting.await.expect_err("shut down").kind(), ErrorKind::Closed);
+    shutdown.await?;
+    let other = Locker::new(store.clone());
+    assert!(other.lock("a").try_acquire().await?.is_some(), "the lease is nobody's");
     Ok(())
 }

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Locker, LossReason, Outcome, Result};
+use lockkit_core::{ErrorKind, Locker, LossReason, MemoryStore, Outcome, Result, StoreInfo, drift};
 use lockkit_sim::{Answer, Call, Fault, Operation, SimStore};
+use lockkit_testkit::Altered;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},
@@ -28,6 +29,33 @@ async fn a_grant_of_which_little_is_left_is_none() -> Result<()> {
     store.inject(Fault::DelayReply(ttl * 9 / 10).on(Operation::Acquire));
     let guard = Locker::new(store.clone()).lock("a").ttl(ttl).acquire().await?;
     assert!(guard.remaining() >= ttl / 4, "{:?} of {ttl:?}", guard.remaining());
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn belief_ends_before_the_lease_can() -> Result<()> {
+    let guard = Locker::new(SimStore::new()).lock("a").ttl(TTL).acquire().await?;
+    let longest = TTL - drift(TTL);
+    assert_eq!(guard.remaining(), longest);
+    sleep(TTL / 4).await;
+    guard.renew().await?;
+    assert!(guard.remaining() <= longest && guard.remaining() > TTL * 9 / 10, "{:?}", guard.remaining());
+    Ok(())
+}
+
+/// Where leases have a session, too, a grant of which little is left is worth having. Its next renewal is as long as any.
+#[tokio::test(start_paused = true)]
+async fn belief_ends_as_much_before_the_lease_when_little_was_left_of_its_grant() -> Result<()> {
+    let ttl = millis(1500);
+    let store = SimStore::over(|clock| {
+        let session = |info: &mut StoreInfo| info.capability.liveness.session = Some(ttl);
+        Arc::new(Altered::with_info(MemoryStore::with_clock(clock), session))
+    });
+    store.inject(Fault::DelayReply(ttl - millis(300)).on(Operation::Acquire));
+    let guard = Locker::new(store).lock("a").ttl(ttl).acquire().await?;
+    assert!(guard.remaining() <= millis(300) - drift(ttl), "{:?}", guard.remaining());
+    guard.renew().await?;
+    assert!(guard.remaining() <= ttl - drift(ttl) && guard.remaining() > ttl / 2, "{:?}", guard.remaining());
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use crate::list::Safeguard;
 
+const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
 const REAPER: &str = "lockkit-core/src/engine/reaper.rs";
 const RELEASE: &str = "lockkit-core/src/engine/release.rs";
 const LEASE: &str = "lockkit-core/src/engine/lease.rs";
@@ -48,18 +49,26 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "drift",
         does: "Belief in a new lease ends before the lease can, by the drift of clocks",
-        file: LEASE,
-        code: "let deadline = «hold.until - drift(ttl)»;",
+        file: ENGINE,
+        code: "hold.until = «hold.until - drift(hold.until.since(from).min(ttl))»;",
         without: "hold.until",
-        noticed_by: "lockkit-core/lib::engine::lease::tests::belief_ends_before_the_lease_can",
+        noticed_by: "lockkit-testkit/late::belief_ends_before_the_lease_can",
     },
     Safeguard {
         name: "drift_renewed",
         does: "So does belief in a renewed one",
-        file: LEASE,
-        code: "self.deadline.max(«until - drift(ttl)»)",
-        without: "until",
-        noticed_by: "lockkit-core/lib::engine::lease::tests::doubt_keeps_the_deadline_and_is_healed_by_a_renewal",
+        file: RENEW,
+        code: "state.extend(«self.believed(hold, lease.terms.ttl, sent).until», now);",
+        without: "{ let _ = sent; hold.until }",
+        noticed_by: "lockkit-testkit/late::belief_ends_before_the_lease_can",
+    },
+    Safeguard {
+        name: "drift_of_all",
+        does: "That is by the drift in all of its time, not in what is left of it when the answer comes",
+        file: ENGINE,
+        code: "let from = «if self.store.info().capability.liveness.ttl.is_some() { sent } else { self.now() }»;",
+        without: "{ let _ = sent; self.now() }",
+        noticed_by: "lockkit-testkit/late::belief_ends_as_much_before_the_lease_when_little_was_left_of_its_grant",
     },
     Safeguard {
         name: "late_renewal",

@@ -20,8 +20,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "useful",
         does: "A grant of which too little is left is no grant",
         file: WAIT,
-        code: "«left.saturating_sub(crate::drift(ttl)) >= useful(ttl)»",
-        without: "left > Duration::ZERO",
+        code: "«hold.until.since(now) >= useful(if has_session { Duration::ZERO } else { ttl })»",
+        without: "hold.until > now",
         noticed_by: "lockkit-testkit/late::a_grant_of_which_little_is_left_is_none",
     },
     Safeguard {

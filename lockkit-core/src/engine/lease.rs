@@ -11,7 +11,7 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{ask::Terms, local::Seat};
-use crate::{Claim, Fence, Hold, LossReason, Moment, drift, store::unpoisoned};
+use crate::{Claim, Fence, Hold, LossReason, Moment, store::unpoisoned};
 
 /// A lease and what is believed of it.
 #[derive(Debug)]
@@ -83,7 +83,6 @@ pub(crate) enum LeaseStatus {
 
 impl Lease {
     pub(crate) fn new(id: u64, hold: Hold, terms: Terms, ttl: Duration, since: Moment, seat: Option<Seat>) -> Self {
-        let deadline = hold.until - drift(ttl);
         Self {
             id,
             claim: hold.claim,
@@ -96,7 +95,7 @@ impl Lease {
             state: Mutex::new(LeaseState {
                 hold_limit: terms.max_hold.map(|limit| since + limit),
                 taken: true,
-                ..LeaseState::new(deadline, &terms, since, seat)
+                ..LeaseState::new(hold.until, &terms, since, seat)
             }),
             ended: Notify::new(),
         }
@@ -251,13 +250,13 @@ impl LeaseState {
 
     /// Records a successful renewal. A reply that comes after the deadline changes nothing: by then the guard has
     /// been told, or will be at its next use, that the lease is lost.
-    pub(crate) fn extend(&mut self, until: Moment, ttl: Duration, now: Moment) {
+    pub(crate) fn extend(&mut self, deadline: Moment, now: Moment) {
         if !self.is_live() || !self.taken || now >= self.deadline() {
             return;
         }
         self.status = LeaseStatus::Held;
         self.failures = 0;
-        self.deadline = self.deadline.max(until - drift(ttl));
+        self.deadline = self.deadline.max(deadline);
     }
 
     /// Records a failed renewal; returns when to try again: soon at first, then less often, at most a tenth of the
@@ -319,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn belief_ends_before_the_lease_can() {
+    fn belief_ends_at_the_deadline() {
         let lease = lease(terms());
         let mut state = lease.state();
-        assert_eq!(state.deadline(), start() + TTL - drift(TTL));
-        assert_eq!(state.look(start() + TTL - drift(TTL) - Duration::from_nanos(1)), None);
-        assert_eq!(state.look(start() + TTL - drift(TTL)), Some(LossReason::Expired));
+        assert_eq!(state.deadline(), start() + TTL);
+        assert_eq!(state.look(start() + TTL - Duration::from_nanos(1)), None);
+        assert_eq!(state.look(start() + TTL), Some(LossReason::Expired));
     }
 
     #[test]
@@ -332,7 +331,7 @@ mod tests {
         let lease = lease(terms());
         let mut state = lease.state();
         assert!(state.lose(LossReason::Taken));
-        state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
+        state.extend(start() + TTL * 2, start() + Duration::from_secs(1));
         assert_eq!(state.status(), LeaseStatus::Lost(LossReason::Taken));
         assert!(!state.lose(LossReason::Gone));
         assert!(!state.is_live());
@@ -342,7 +341,7 @@ mod tests {
     fn a_reply_after_the_deadline_comes_too_late() {
         let lease = lease(terms());
         let mut state = lease.state();
-        state.extend(start() + TTL * 3, TTL, start() + TTL);
+        state.extend(start() + TTL * 3, start() + TTL);
         assert_eq!(state.look(start() + TTL), Some(LossReason::Expired));
     }
 
@@ -356,9 +355,9 @@ mod tests {
             now = state.doubt(TTL, now).expect("live");
         }
         assert_eq!((state.deadline(), now), (before, before));
-        state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
+        state.extend(start() + TTL * 2, start() + Duration::from_secs(1));
         assert!(state.is_sure());
-        assert_eq!(state.deadline(), start() + TTL * 2 - drift(TTL));
+        assert_eq!(state.deadline(), start() + TTL * 2);
     }
 
     #[test]

@@ -23,10 +23,10 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Engine,
     ask::Terms,
     lease::Lease,
     queue::{LocalQueue, NotYet, OVERDUE},
+    reaper::BackgroundTask,
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, store::unpoisoned};
 
@@ -99,7 +99,8 @@ pub(crate) struct Seat {
 /// A lease on its way to the next holder; if that one is gone, its `Drop` finds another home for it.
 pub(crate) struct Handed {
     lease: Option<Arc<Lease>>,
-    engine: Arc<Engine>,
+    /// A shutdown waits for it.
+    engine: BackgroundTask,
 }
 
 /// A place in a queue. Dropping it leaves the queue.
@@ -245,21 +246,21 @@ impl fmt::Debug for Seat {
 }
 
 impl Handed {
-    pub(crate) fn new(lease: Arc<Lease>, engine: Arc<Engine>) -> Self {
+    pub(super) fn new(lease: Arc<Lease>, engine: BackgroundTask) -> Self {
         Self { lease: Some(lease), engine }
     }
 
     /// The lease, unless it ran out on the way or was taken back.
     pub(crate) fn accept(mut self) -> Option<Arc<Lease>> {
         let lease = self.lease.take()?;
-        self.engine.take(&lease).then_some(lease)
+        self.engine.engine().take(&lease).then_some(lease)
     }
 }
 
 impl Drop for Handed {
     fn drop(&mut self) {
         if let Some(lease) = self.lease.take() {
-            self.engine.let_go(&lease);
+            self.engine.engine().let_go(&lease);
         }
     }
 }

@@ -49,7 +49,10 @@ use self::{
     reaper::Outstanding,
     renew::Timers,
 };
-use crate::{Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockStore, Moment, Observer, Result};
+use crate::{
+    AcquireRequest, Attempt, Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockStore, Moment, Observer, Result,
+    drift,
+};
 
 /// What a `Locker` can be told once, for all its locks.
 #[derive(Clone, Debug)]
@@ -179,6 +182,23 @@ impl Engine {
         }
         self.register(&lease, now);
         lease
+    }
+
+    /// What the store said of a lease with this ttl that was asked for when the request was `sent`. Belief ends before the lease, by what
+    /// clocks may [drift](drift) apart in all of its time, of which little may be left when the answer comes. What a session gives
+    /// counts from now: its store knows better since when.
+    fn believed(&self, mut hold: Hold, ttl: Duration, sent: Moment) -> Hold {
+        let from = if self.store.info().capability.liveness.ttl.is_some() { sent } else { self.now() };
+        hold.until = hold.until - drift(hold.until.since(from).min(ttl));
+        hold
+    }
+
+    /// What the store said of an acquisition.
+    fn heard_of(&self, request: &AcquireRequest, sent: Moment, answer: Result<Attempt>) -> Result<Attempt> {
+        self.heard(answer).map(|attempt| match attempt {
+            Attempt::Granted(hold) => Attempt::Granted(self.believed(hold, request.ttl, sent)),
+            Attempt::Contended(_) => attempt,
+        })
     }
 
     fn next_id(&self) -> u64 {

@@ -85,6 +85,10 @@ impl BackgroundTask {
         engine.outstanding.begin();
         Self(Arc::clone(engine))
     }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.0
+    }
 }
 
 impl Drop for BackgroundTask {
@@ -158,7 +162,7 @@ impl Owed {
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
-        &self.engine.0
+        self.engine.engine()
     }
 
     /// Tries once. Returns when to try again, if that makes sense. The seat is given up, whatever the outcome.

@@ -105,7 +105,7 @@ impl Engine {
             return Ending::Nested;
         }
         if self.may_hand_over(lease, &state, now)
-            && let Some(waiter) = self.successor(lease, now)
+            && let Some((waiter, counted)) = self.successor(lease, now)
         {
             let seat = state.seat.take();
             let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
@@ -120,7 +120,7 @@ impl Engine {
             drop(state);
             self.note_released(lease, taken, now);
             // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
-            drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
+            drop(waiter.wake.send(Turn::Take(Handed::new(next, counted))));
             return Ending::Done;
         }
         let kept = Kept::of(&state);
@@ -190,10 +190,13 @@ impl Engine {
             && state.deadline().since(now) >= useful(lease.ttl)
     }
 
-    /// The next waiter, if this process may keep the lease for one more holder.
-    fn successor(&self, lease: &Lease, now: Moment) -> Option<Waiter> {
-        let rule = self.settings.hand_over;
-        self.queues.look(&lease.claim.key, |queue| queue.successor(lease.terms, rule, now)).flatten()
+    /// The next waiter, if this process may keep the lease for one more holder, and what a shutdown waits for until that one has it. No lease is
+    /// handed over after a shutdown.
+    fn successor(self: &Arc<Self>, lease: &Lease, now: Moment) -> Option<(Waiter, BackgroundTask)> {
+        let (rule, counted) = (self.settings.hand_over, BackgroundTask::new(self));
+        self.check_open().ok()?;
+        let waiter = self.queues.look(&lease.claim.key, |queue| queue.successor(lease.terms, rule, now)).flatten()?;
+        Some((waiter, counted))
     }
 
     async fn release_at_store(

@@ -181,15 +181,15 @@ impl Engine {
 
     /// Draws the consequences of an answer. A lease that is not to be renewed by itself, and is asked about all the same, lasts
     /// no longer for that.
-    fn answered(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) {
+    fn answered(self: &Arc<Self>, lease: &Arc<Lease>, sent: Moment, answer: Result<Renewed>) {
         let answer = self.heard(answer);
         if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
-            drop(self.apply(lease, answer));
+            drop(self.apply(lease, sent, answer));
         }
     }
 
     fn failed(self: &Arc<Self>, leases: &[Arc<Lease>], error: &Error) {
-        leases.iter().for_each(|lease| self.answered(lease, Err(error.clone())));
+        leases.iter().for_each(|lease| self.answered(lease, self.now(), Err(error.clone())));
     }
 
     /// Renews one lease now, which also shows the count of nested holds in the store.
@@ -198,17 +198,23 @@ impl Engine {
     pub(crate) async fn renew_now(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
         // It may have ended, and with it the renewals of this lease.
         drop(self.home());
+        let sent = self.now();
         let answer = renew_one(&*self.store, renewal(lease)).await;
-        self.apply(lease, self.heard(answer))
+        self.apply(lease, sent, self.heard(answer))
     }
 
-    fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {
+    fn apply(
+        self: &Arc<Self>,
+        lease: &Arc<Lease>,
+        sent: Moment,
+        answer: Result<Renewed>,
+    ) -> Result<Option<LossReason>> {
         let now = self.now();
         let mut state = lease.state();
         match answer {
             Ok(Renewed::Held(hold)) => {
                 let margin = state.deadline().since(now);
-                state.extend(hold.until, lease.ttl, now);
+                state.extend(self.believed(hold, lease.terms.ttl, sent).until, now);
                 if state.is_live() {
                     let at = state.schedule(lease.terms.renew, lease.ttl, now, random());
                     self.timers.plan(lease, &mut state, at);
@@ -294,11 +300,12 @@ impl RenewalCall {
         let store = Arc::clone(&self.engine.store);
         let renewals: Vec<_> = self.leases.iter().map(|lease| renewal(lease)).collect();
         let limit = self.leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
+        let sent = self.engine.now();
         let mut call = store.renew(&renewals);
         if let Ok(answers) = timeout(limit, &mut call).await {
             let mut answers = answers.into_iter();
             for lease in mem::take(&mut self.leases) {
-                self.engine.answered(&lease, answers.next().unwrap_or_else(|| Err(Error::unanswered())));
+                self.engine.answered(&lease, sent, answers.next().unwrap_or_else(|| Err(Error::unanswered())));
             }
             return;
         }
@@ -312,7 +319,7 @@ impl RenewalCall {
         for (lease, answer) in leases.iter().zip(timeout(left, call).await.unwrap_or_default()) {
             // An error says nothing new, and may be older than another answer.
             if let answer @ Ok(_) = self.engine.heard(answer) {
-                self.engine.answered(lease, answer);
+                self.engine.answered(lease, sent, answer);
             }
         }
     }

@@ -71,7 +71,7 @@ impl Engine {
         let mut undo = self.undo(&mine, terms.ttl);
         self.check_open()?;
         undo.arm();
-        match self.heard(self.store.acquire(&request).await) {
+        match self.heard_of(&request, start, self.store.acquire(&request).await) {
             Ok(Attempt::Granted(hold)) if self.is_useful(&hold, terms.ttl, self.now()) => {
                 self.check_open().map_err(|e| about(e.unknown_effect()))?;
                 undo.disarm();

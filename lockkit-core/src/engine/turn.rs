@@ -46,6 +46,7 @@ impl Engine {
                 // This future was not polled for so long that it was overtaken, or the lease ran out.
                 Some(Turn::Ask(_)) => {}
                 Some(Turn::Take(handed)) => {
+                    self.check_open()?;
                     if let Some(lease) = handed.accept() {
                         return Ok(LocalOutcome::Granted(lease));
                     }

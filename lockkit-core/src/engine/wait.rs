@@ -168,12 +168,9 @@ impl Engine {
 
     /// Whether enough is left of a lease, asked for with this ttl, to be worth having.
     pub(super) fn is_useful(&self, hold: &Hold, ttl: Duration, now: Moment) -> bool {
-        let left = hold.until.since(now);
-        match self.store.info().capability.liveness.session {
-            None => left.saturating_sub(crate::drift(ttl)) >= useful(ttl),
-            // A session may give less than was asked for.
-            Some(_) => left >= useful(Duration::ZERO),
-        }
+        // A session may give less than was asked for.
+        let has_session = self.store.info().capability.liveness.session.is_some();
+        hold.until.since(now) >= useful(if has_session { Duration::ZERO } else { ttl })
     }
 
     pub(super) fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
@@ -207,7 +204,8 @@ impl Acquisition<'_> {
             let doubt = self.doubts.latest();
             undo.arm();
             let call = self.engine.store.acquire(&request);
-            let answer = self.engine.heard(self.engine.within(self.limit, &self.ask.key, call).await);
+            let answer = self.engine.within(self.limit, &self.ask.key, call).await;
+            let answer = self.engine.heard_of(&request, sent, answer);
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,
