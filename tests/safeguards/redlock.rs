@@ -58,6 +58,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redlock/redlock::deadline::a_renewal_after_the_deadline_is_none",
     },
     Safeguard {
+        name: "over",
+        does: "A claim that is over here is not renewed by the word of its nodes",
+        file: RENEW,
+        code: "if «self.is_over» {",
+        without: "{ let _ = self.is_over; false }",
+        noticed_by: "lockkit-redlock/redlock::release::a_claim_that_is_over_is_not_renewed_by_the_word_of_its_nodes",
+    },
+    Safeguard {
         name: "probation",
         does: "A node that got back a lease which it had lost counts only after a renewal without it",
         file: RENEW,

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -15,10 +15,6 @@ use lockkit_core::{
 };
 
 use crate::client::backlog::{Backlog, Context, MOST, Owed, lapses};
-
-/// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
-/// all that the others answer without it.
-const MOST_UNDER_WAY: usize = 1024;
 
 /// A store as a member of a quorum.
 #[derive(Clone)]
@@ -32,7 +28,6 @@ pub struct Node {
 
 #[derive(Debug, Default)]
 struct State {
-    under_way: AtomicUsize,
     /// It failed to answer in time, or at all, and has answered nothing since.
     is_slow: AtomicBool,
     backlog: Arc<Backlog>,
@@ -140,7 +135,6 @@ impl Node {
             let message = format!("{MOST} releases have to be repeated there before it is asked for more leases");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        let _under_way = UnderWay::new(&self.state)?;
         self.store.acquire(request).await
     }
 
@@ -156,7 +150,6 @@ impl Node {
 
     /// Releases a claim at the node.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
-        let _under_way = UnderWay::new(&self.state)?;
         self.store.release(claim).await
     }
 
@@ -174,27 +167,6 @@ impl Node {
 fn barred(left: Duration) -> Error {
     let left = Duration::from_secs(left.as_secs() + 1);
     Error::new(ErrorKind::Unavailable, format!("it restarted and may have lost leases; it votes again in {left:?}"))
-}
-
-/// Counts one request for as long as it is under way.
-struct UnderWay<'a>(&'a State);
-
-impl<'a> UnderWay<'a> {
-    fn new(state: &'a State) -> Result<Self> {
-        let before = state.under_way.fetch_add(1, Ordering::Relaxed);
-        if before >= MOST_UNDER_WAY && state.is_slow.load(Ordering::Relaxed) {
-            state.under_way.fetch_sub(1, Ordering::Relaxed);
-            let message = format!("{MOST_UNDER_WAY} requests to it have not been answered yet");
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        }
-        Ok(Self(state))
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl fmt::Debug for Node {

@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     client::{
-        backlog::Owed,
         calls::{Call, Calls},
         claims::{Entry, Grant},
         quorum::Quorum,
@@ -32,6 +31,8 @@ const HEALED_AT_ONCE: usize = 64;
 struct Item {
     /// What is on record of it; nothing if another client of these nodes holds it, or nobody.
     known: Option<(Arc<Entry>, Grant)>,
+    /// Whether it was lost before, or released.
+    is_over: bool,
     answers: Answers,
     /// Without a record: the fences that nodes gave.
     fences: Vec<Fence>,
@@ -113,6 +114,7 @@ impl Item {
             entry.asked(sent, renewal.ttl);
         }
         Self {
+            is_over: entry.as_ref().is_some_and(|entry| entry.is_over()),
             known: entry.and_then(|entry| entry.grant().map(|grant| (entry, grant))),
             answers: Answers::new(quorum.nodes.len()),
             fences: Vec::new(),
@@ -161,6 +163,10 @@ impl Item {
             let hold = Hold { claim: renewal.claim.clone(), fence, span, until: self.until, depth: renewal.depth };
             Ok(Renewed::Held(hold))
         };
+        if self.is_over {
+            // Its holder may not have heard it the first time. What the nodes still have is on its way out.
+            return Ok(Renewed::Lost(LossReason::Gone));
+        }
         match (outcome, &self.known) {
             (Decision::Done, Some((entry, grant))) => {
                 if !entry.renewed(now, self.until, renewal, grant) {
@@ -194,23 +200,13 @@ impl Item {
     }
 }
 
-/// What is left to do after the verdicts: nodes that have not answered, leases to heal, and lost ones to release
-/// where they are still held. At each node by itself: one that is away holds up no other.
+/// What is left to do after the verdicts: nodes that have not answered, and leases to heal. At each node by itself: one that is away
+/// holds up no other. A lost lease is left to the caller, who releases it once its holder has heard: until then its remains keep others out.
 fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: Calls<RenewalAnswers>) {
     let mut to_heal: Vec<Vec<MaybeLost>> = vec![Vec::new(); quorum.nodes.len()];
     let mut held = Vec::with_capacity(items.len());
     for (item, renewal) in items.iter().zip(renewals) {
-        let entry = item.known.as_ref().map(|(entry, _)| entry);
-        let (lost, kept): (Option<&Arc<Entry>>, _) = match entry {
-            Some(entry) if entry.is_over() => (Some(entry), None),
-            other => (None, other),
-        };
-        if let Some(entry) = lost {
-            // Also where it is gone: it may have a place in a queue there.
-            for node in 0..quorum.nodes.len() {
-                quorum.owe(node, Owed::at(entry, node));
-            }
-        }
+        let kept = item.known.as_ref().map(|(entry, _)| entry).filter(|entry| !entry.is_over());
         let kept = kept.map(|entry| (Arc::clone(entry), renewal.clone()));
         for node in item.gone.iter().filter(|_| kept.is_some()) {
             to_heal[*node].extend(kept.clone());

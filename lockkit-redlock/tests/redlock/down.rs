@@ -402,6 +402,8 @@ async fn healed_nodes_do_not_make_a_majority() {
     }
     let answer = renew(&store, &mine).await.expect("renew");
     assert!(matches!(answer, Renewed::Lost(LossReason::Gone)), "{answer:?}");
-    // What is left of it is released, so that the next one need not wait for the ttl.
+    // What is left of it keeps others out until its holder has heard, and releases it.
+    assert_eq!(cluster.held_at("a").await, 2, "the store gave it back by itself");
+    assert!(matches!(store.release(&mine).await.expect("release"), Release::NotHeld(_)));
     cluster.until_held_at("a", 0).await;
 }

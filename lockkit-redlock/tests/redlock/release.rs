@@ -14,7 +14,7 @@ use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered};
 use tokio::{runtime::Handle, sync::Notify};
 
-use crate::support::{Cluster, TTL, claim, free, hold, memories, request};
+use crate::support::{Cluster, TTL, claim, free, hold, memories, renew, request};
 
 /// Of the nodes at which the lock `a` is held, its waiters prefer this one, of five.
 const FIRST: usize = 2;
@@ -124,8 +124,8 @@ async fn a_release_that_a_node_never_answered_is_repeated() {
     cluster.until_free_at("a", 0).await;
 }
 
-/// Of five nodes one is a black hole. One of the others has to be healed for one lease, and what is left of another has to
-/// be released.
+/// Of five nodes one is a black hole. One of the others has to be healed for one lease. What is left of another, which is lost, keeps others
+/// out until it is released, for its holder may not have heard yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
     let cluster = Cluster::start(5).await;
@@ -152,6 +152,8 @@ async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
 
     let start = Instant::now();
     cluster.until_held_at("kept", 5).await;
+    assert_eq!(cluster.held_at("lost").await, 2, "the store gave it back by itself");
+    assert!(matches!(store.release(&lost).await.expect("release"), Release::NotHeld(_)));
     cluster.until_free_at("lost", 4).await;
     assert!(start.elapsed() < Duration::from_secs(1), "after {:?}", start.elapsed());
     assert!(matches!(store.release(&kept).await.expect("release"), Release::Released { .. }));
@@ -220,4 +222,32 @@ async fn a_node_that_did_not_answer_may_grant_behind_the_release() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+/// A node that has every release under way for ever.
+#[derive(Debug)]
+struct NeverReleases(MemoryStore);
+
+#[async_trait]
+impl Alter for NeverReleases {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn release(&self, _: &Claim) -> Result<Release> {
+        std::future::pending().await
+    }
+}
+
+/// The nodes still have it, but what ended it may arrive in the next moment.
+#[tokio::test]
+async fn a_claim_that_is_over_is_not_renewed_by_the_word_of_its_nodes() {
+    let nodes = memories(3).into_iter().map(|store| Node::new(Arc::new(Altered(NeverReleases(store)))));
+    let store = RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum");
+    let mine = claim("a");
+    hold_long(&store, &mine).await;
+    let releasing = tokio::time::timeout(Duration::from_millis(10), store.release(&mine)).await;
+    assert!(!matches!(releasing, Ok(Ok(_))), "{releasing:?}");
+    let renewed = renew(&store, &mine).await.expect("an answer");
+    assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
 }
