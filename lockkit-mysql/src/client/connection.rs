@@ -132,8 +132,8 @@ impl Connection {
         let (rows, question) = match self.ask(|question| statements::text(text(question)), token, Sent::Yes).await {
             Ok((answer, question)) => (answer.rows, question),
             Err(busy) if error::is_row_busy(&busy) => {
-                self.roll_back().await;
-                return Err(busy);
+                // Out of step, the refusal may have been the answer to another question.
+                return Err(if self.roll_back().await { busy } else { busy.unknown_effect() });
             }
             Err(failed) => {
                 self.close_if_answered();
@@ -144,13 +144,17 @@ impl Connection {
     }
 
     /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
-    /// once. Without it the connection is not used again.
-    async fn roll_back(&mut self) {
+    /// once. Without it the connection is not used again, and this is `false` if it was out of step.
+    async fn roll_back(&mut self) -> bool {
         match self.ask(|question| statements::text(order::roll_back(question)), None, Sent::ReadOnly).await {
             Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => {}
-            Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
+            Ok(_) => {
+                drop(self.out_of_step(Sent::ReadOnly));
+                return false;
+            }
             Err(_) => self.close_if_answered(),
         }
+        true
     }
 
     /// Runs statements given as text.

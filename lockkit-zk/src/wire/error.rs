@@ -82,7 +82,9 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
         E::NoChildrenForEphemerals => {
             (ErrorKind::Unexpected, "the path of the lock leads through an ephemeral node".into())
         }
-        _ => (ErrorKind::Unexpected, text().into()),
+        E::NoNode | E::NodeExists | E::NotEmpty | E::BadVersion => (ErrorKind::Unexpected, text().into()),
+        // A server that has trouble of its own does not say whether it did what it was asked.
+        _ => return open(ErrorKind::Unexpected, text(), error, sent),
     };
     Error::new(kind, message).with_source(error.clone())
 }
