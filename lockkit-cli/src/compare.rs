@@ -27,7 +27,7 @@ use crate::{
 /// Measure stores side by side
 ///
 /// Always takes the store in memory too, to measure the others by; and between private servers of Redis and of MariaDB or
-/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints one table, and writes comparison.html, a
+/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints the figures, and writes comparison.html, a
 /// page with charts, comparison.md, and comparison.json. On a store in use it takes locks whose names start with
 /// lockkit-compare/, and releases them.
 ///
@@ -163,7 +163,7 @@ impl Prepared {
         let groups = groups(args)?;
         let options = Options::default()
             .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
-            .groups(groups)
+            .groups(groups.iter().copied())
             .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
         let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
         if args.durability.is_some() && args.stores.are_given() {
@@ -174,7 +174,9 @@ impl Prepared {
         }
         let targets = args.stores.targets().await?.with_memory().with_migration().await?;
         let targets = match args.durability.unwrap_or(Durability::Both) {
-            Durability::Both if !args.stores.are_given() => targets.with_other_durability().await?,
+            Durability::Both if !args.stores.are_given() && groups.iter().any(|group| group.is_about_the_disk()) => {
+                targets.with_other_durability().await?
+            }
             _ => targets,
         };
         let targets = match args.peers.as_deref() {

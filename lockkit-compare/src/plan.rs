@@ -97,6 +97,14 @@ impl Step {
     }
 }
 
+impl Group {
+    /// Whether [servers with the other durability](crate::Targets::with_other_durability) have something to show in it.
+    #[must_use]
+    pub fn is_about_the_disk(self) -> bool {
+        Step::IN_PART.iter().any(|step| step.group() == self)
+    }
+}
+
 /// How much is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {

@@ -219,4 +219,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "drop(now)",
         noticed_by: "lockkit-redlock/lib::client::backlog::tests::what_a_runtime_tries_that_stands_still_is_tried_by_the_next",
     },
+    Safeguard {
+        name: "owed_once_more",
+        does: "A release that is being repeated learns of another request for its claim",
+        file: BACKLOG,
+        code: "«self.settled && other.settled», self.lapse",
+        without: "{ let _ = other.settled; self.settled }",
+        noticed_by: "lockkit-redlock/lib::client::backlog::tests::a_release_that_is_known_learns_that_it_is_not_settled",
+    },
 ];

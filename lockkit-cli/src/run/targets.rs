@@ -10,7 +10,7 @@ use std::{collections::HashSet, fs, io, os::fd::OwnedFd, time::Duration};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{Pid, PidfdFlags, Signal, getpgid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
+    process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
 };
 
 use super::{
@@ -65,17 +65,16 @@ impl Targets {
     /// Sends a signal to all of them, once each, and says which they were: once the parent of one has ended, it may not be found again.
     pub(super) fn signal(&self, signal: Signal) -> Vec<Process> {
         let (seen, leader) = (look(), self.own_leader());
-        let mut all = with_descendants(&seen, |pid| leader == Some(pid));
+        let group = leader.filter(|_| self.own_group).map(|leader| leader.as_raw_nonzero().get());
+        let in_group: HashSet<_> =
+            seen.iter().filter(|(_, stat)| group == Some(stat.group)).map(|(pid, _)| *pid).collect();
+        let mut all = with_descendants(&seen, |pid| leader == Some(pid) || in_group.contains(&pid));
         // That somebody is gone already is fine, and what may not be signalled is said by `kill`.
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
         let send = |process: &Process| {
-            let reached = match leader {
-                Some(leader) if self.own_group => getpgid(Some(process.pid)).is_ok_and(|group| group == leader),
-                leader => leader == Some(process.pid),
-            };
-            if !reached {
+            if leader != Some(process.pid) && !in_group.contains(&process.pid) {
                 process.signal(signal);
             }
         };
@@ -164,7 +163,8 @@ impl Process {
     /// The process with this number, unless it is another one by now.
     fn open(pid: Pid, stat: &Stat) -> Option<Self> {
         let process = Self { pid, handle: pidfd_open(pid, PidfdFlags::empty()).ok(), started: stat.started };
-        process.is_running().then_some(process)
+        // After its descriptor was opened: the number may be another's since it was seen.
+        process.is_still_its_number().then_some(process)
     }
 
     fn signal(&self, signal: Signal) {
@@ -187,8 +187,13 @@ impl Process {
             Some(handle) => {
                 !matches!(poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&Timespec::default())), Ok(ended) if ended > 0)
             }
-            None => Stat::of(self.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.started == self.started)),
+            None => self.is_still_its_number(),
         }
+    }
+
+    /// Whether this is its number, as far as that can be told, and it has not ended.
+    fn is_still_its_number(&self) -> bool {
+        Stat::of(self.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.started == self.started))
     }
 }
 
@@ -196,6 +201,8 @@ impl Process {
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: i32,
+    /// Its process group; 0 if it is the kernel's.
+    group: i32,
     /// When it started, in ticks since the machine did.
     started: u64,
 }
@@ -220,10 +227,11 @@ impl Stat {
         let mut fields = text.rsplit_once(") ")?.1.split_ascii_whitespace();
         let has_ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;
-        let threads: u32 = fields.nth(15)?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        let threads: u32 = fields.nth(14)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
         // One that has ended, and that nobody has waited for yet, does no more work. But its first thread may end before others.
-        (!has_ended || threads > 1).then_some(Self { parent, started })
+        (!has_ended || threads > 1).then_some(Self { parent, group, started })
     }
 }
 
@@ -278,7 +286,7 @@ mod tests {
         };
         let line = |name: &str, state: &str| threads(name, state, 1);
         for name in ["sh", "a b", "a) R 1 (", ""] {
-            assert_eq!(Stat::parse(&line(name, "S")), Some(Stat { parent: 70, started: 4711 }), "{name}");
+            assert_eq!(Stat::parse(&line(name, "S")), Some(Stat { parent: 70, group: 71, started: 4711 }), "{name}");
         }
         assert_eq!(Stat::parse(&line("sh", "Z")), None);
         assert!(Stat::parse(&threads("sh", "Z", 2)).is_some(), "its other thread goes on");

@@ -17,7 +17,7 @@ impl Report {
         self.as_text_within(usize::MAX)
     }
 
-    /// The same in lines of this many characters: several tables, each of some of the stores, where one would be wider.
+    /// The same with several tables, each of some of the stores, where one would have more characters to a line than this.
     #[must_use]
     pub fn as_text_within(&self, width: usize) -> String {
         let mut out = format!("{}\n\n{}\n", self.tables(width).join("\n\n"), self.setting.line());
@@ -95,7 +95,7 @@ impl Report {
             let cells: Vec<_> = row.cells.iter().map(Cell::text_with_range).collect();
             out += &format!("| {} | {} | {} |\n", row.title.trim(), row.unit, cells.join(" | "));
         }
-        out += "\nIn brackets: the least and the most that a single round showed.\n\n";
+        out += "\nWhere there are brackets: the least and the most that a single round showed, or of the cost at the server a part of its time.\n\n";
         self.notes().iter().for_each(|note| out += &format!("- {note}\n"));
         self.missing.iter().for_each(|how| out += &format!("- Not compared: {how}\n"));
         if let Some(changes) = &self.changes {

@@ -25,8 +25,8 @@ use tokio::sync::oneshot;
 use super::{
     ask::Terms,
     lease::Lease,
+    outstanding::BackgroundTask,
     queue::{LocalQueue, NotYet, OVERDUE},
-    reaper::BackgroundTask,
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, store::unpoisoned};
 

@@ -13,6 +13,7 @@ mod lanes;
 mod lease;
 mod local;
 mod nest;
+mod outstanding;
 mod poll;
 mod queue;
 mod reaper;
@@ -45,8 +46,8 @@ use self::{
     backlog::Backlog,
     lanes::Lanes,
     local::{LocalQueues, Seat},
+    outstanding::Outstanding,
     poll::Poller,
-    reaper::Outstanding,
     renew::Timers,
 };
 use crate::{

@@ -3,16 +3,13 @@
 //! definite answer or the lease must have lapsed.
 
 use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::timeout};
+use tokio::time::timeout;
 
-use super::{Engine, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat};
+use super::{Engine, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat, outstanding::BackgroundTask};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
@@ -39,61 +36,6 @@ impl Certainty {
     /// Of a lease that was granted.
     pub(super) fn of(lease: &LeaseState, now: Moment) -> Self {
         if lease.asked_again_until.is_some_and(|until| now < until) { Self::Twice } else { Self::Settled }
-    }
-}
-
-/// Counts what a shutdown waits for: background releases, and claims of which one may become necessary.
-#[derive(Debug, Default)]
-pub(super) struct Outstanding {
-    count: AtomicUsize,
-    done: Notify,
-}
-
-impl Outstanding {
-    fn begin(&self) {
-        // In one order with the look at whether the locker is open: see `Engine::check_open`.
-        self.count.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn end(&self) {
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.done.notify_waiters();
-        }
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::SeqCst)
-    }
-
-    /// Returns when none is under way.
-    pub(super) async fn drained(&self) {
-        loop {
-            let done = self.done.notified();
-            if self.count() == 0 {
-                return;
-            }
-            done.await;
-        }
-    }
-}
-
-/// One background task, counted from its creation to its end, also if its runtime drops it.
-pub(super) struct BackgroundTask(Arc<Engine>);
-
-impl BackgroundTask {
-    pub(super) fn new(engine: &Arc<Engine>) -> Self {
-        engine.outstanding.begin();
-        Self(Arc::clone(engine))
-    }
-
-    pub(super) fn engine(&self) -> &Arc<Engine> {
-        &self.0
-    }
-}
-
-impl Drop for BackgroundTask {
-    fn drop(&mut self) {
-        self.0.outstanding.end();
     }
 }
 
@@ -173,7 +115,7 @@ impl Owed {
     }
 
     async fn try_once(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
-        let (engine, pending) = (&self.engine.0, &mut self.pending);
+        let (engine, pending) = (self.engine.engine(), &mut self.pending);
         let sent = engine.now();
         let answer = engine.end_at_store(&pending.claim, pending.kept).await;
         pending.certainty = engine.still(pending.certainty);
@@ -210,7 +152,7 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        let engine = &self.engine.0;
+        let engine = self.engine.engine();
         if self.is_settled || self.has_lapsed(engine.now()) {
             return;
         }
@@ -360,7 +302,7 @@ impl Engine {
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
         self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {
-                let backlog = Arc::clone(&owed.engine.0.backlog);
+                let backlog = Arc::clone(&owed.engine().backlog);
                 backlog.add(again, owed);
             }
         });

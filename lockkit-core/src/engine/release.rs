@@ -10,8 +10,9 @@ use super::{
     keep::Kept,
     lease::{LeaseState, useful},
     local::{Handed, Seat, Turn},
+    outstanding::BackgroundTask,
     queue::Waiter,
-    reaper::{BackgroundTask, Certainty},
+    reaper::Certainty,
 };
 use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
 

@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
-    /// once. Without it the connection is not used again, and this is `false` if it was out of step.
+    /// once. Without it this is `false`, and the connection is not used again.
     async fn roll_back(&mut self) -> bool {
         match self.ask(|question| statements::text(order::roll_back(question)), None, Sent::ReadOnly).await {
             Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => {}
@@ -152,7 +152,10 @@ impl Connection {
                 drop(self.out_of_step(Sent::ReadOnly));
                 return false;
             }
-            Err(_) => self.close_if_answered(),
+            Err(_) => {
+                self.close_if_answered();
+                return false;
+            }
         }
         true
     }

@@ -7,7 +7,7 @@
 //! Where leases end with the session, nothing lapses: a release is repeated there until it is answered.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
     mem,
     sync::{
         Arc, Mutex,
@@ -58,6 +58,11 @@ impl Owed {
         Self { claim: entry.claim.clone(), lapse: entry.lapse(), settled }
     }
 
+    /// What was known is to be released as long as this is, too: something of the claim may have come later, or may yet.
+    fn merge(&mut self, other: &Self) {
+        (self.settled, self.lapse) = (self.settled && other.settled, self.lapse.max(other.lapse));
+    }
+
     /// The same at a node of which it may not be known whether it granted the claim.
     pub(crate) fn at(entry: &Entry, node: usize) -> Self {
         Self::new(entry, entry.is_granted_at(node) && !entry.is_in_doubt(node))
@@ -95,8 +100,8 @@ struct RetryQueue {
     waiting: BTreeMap<(Moment, u64), Try>,
     /// What the present task is trying.
     under_way: Vec<Option<Try>>,
-    /// Those that wait, and those that are being tried.
-    tokens: HashSet<Token>,
+    /// What waits and what is being tried, by token.
+    owed: HashMap<Token, Owed>,
     next_id: u64,
     at_work: Option<AtWork>,
 }
@@ -115,7 +120,7 @@ struct AtWork {
 
 #[derive(Debug)]
 struct Try {
-    owed: Owed,
+    token: Token,
     /// How long to wait after it.
     pause: Duration,
 }
@@ -124,16 +129,18 @@ impl Backlog {
     /// Has a release repeated, beginning now. Without a runtime it is left to the next use.
     pub(crate) fn add(self: &Arc<Self>, owed: Owed, context: Context<'_>) {
         let mut queue = unpoisoned(&self.queue);
-        let is_new = queue.tokens.insert(owed.claim.token);
+        let token = owed.claim.token;
+        let is_new = !queue.owed.contains_key(&token);
         if is_new {
             if lapses(context.store)
                 && queue.waiting.len() >= MOST
                 && let Some((_, dropped)) = queue.waiting.pop_first()
             {
-                queue.tokens.remove(&dropped.owed.claim.token);
+                queue.owed.remove(&dropped.token);
             }
-            queue.put(context.clock.now(), Try { owed, pause: FIRST_PAUSE });
+            queue.put(context.clock.now(), Try { token, pause: FIRST_PAUSE });
         }
+        queue.owed.entry(token).and_modify(|known| known.merge(&owed)).or_insert(owed);
         let now = Instant::now();
         if let Some(at_work) = &mut queue.at_work {
             if now < at_work.until {
@@ -156,7 +163,7 @@ impl Backlog {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        unpoisoned(&self.queue).tokens.len() >= MOST
+        unpoisoned(&self.queue).owed.len() >= MOST
     }
 
     /// Goes on with what was left.
@@ -222,9 +229,9 @@ impl RetryQueue {
 
     /// Takes out what is due, up to this many. What has lapsed goes, where anything does.
     fn due(&mut self, now: Moment, most: usize, lapses: bool) -> Vec<Try> {
-        for (_, Try { owed, .. }) in self.waiting.extract_if(.., |_, Try { owed, .. }| lapses && owed.lapse <= now) {
-            self.tokens.remove(&owed.claim.token);
-        }
+        let has_lapsed = |token: &Token| lapses && self.owed.get(token).is_none_or(|owed| owed.lapse <= now);
+        let lapsed: Vec<_> = self.waiting.extract_if(.., |_, Try { token, .. }| has_lapsed(token)).collect();
+        lapsed.iter().for_each(|(_, Try { token, .. })| drop(self.owed.remove(token)));
         let mut due = Vec::new();
         while due.len() < most
             && let Some(first) = self.waiting.first_entry()
@@ -280,7 +287,7 @@ impl Worker {
             };
             queue.show(self.number, next, true);
         }
-        let claims = due.iter().map(|retry| retry.owed.claim.clone()).collect();
+        let claims = due.iter().filter_map(|retry| Some(queue.owed.get(&retry.token)?.claim.clone())).collect();
         queue.under_way = due.into_iter().map(Some).collect();
         Some((claims, next.unwrap_or_default()))
     }
@@ -297,21 +304,19 @@ impl Worker {
             let mut queue = unpoisoned(&self.backlog.queue);
             // Another task has taken over what is under way, or this one has it.
             let is_current = queue.is_current(self.number);
-            let Some(Try { owed, pause }) =
-                queue.under_way.get_mut(index).filter(|_| is_current).and_then(Option::take)
-            else {
-                continue;
-            };
+            let retry = queue.under_way.get_mut(index).filter(|_| is_current).and_then(Option::take);
+            let Some(Try { token, pause }) = retry else { continue };
+            let Some(&Owed { lapse, settled, .. }) = queue.owed.get(&token) else { continue };
             // A session keeps its requests in order, and what a former one had under way has ended with it.
-            let is_final = is_final(&answer, owed.settled || !self.lapses && sent >= owed.lapse);
+            let is_final = is_final(&answer, settled || !self.lapses && sent >= lapse);
             answered |= is_final || answer.is_ok();
             if is_final {
-                queue.tokens.remove(&owed.claim.token);
+                queue.owed.remove(&token);
             } else {
                 // Twice as long each time, to the end of the lease: most of those that are not settled never will be.
                 let now = self.clock.now();
-                let pause = pause.min(if self.lapses { owed.lapse.since(now) } else { LONGEST_RETRY });
-                queue.put(now + pause, Try { owed, pause: pause * 2 });
+                let pause = pause.min(if self.lapses { lapse.since(now) } else { LONGEST_RETRY });
+                queue.put(now + pause, Try { token, pause: pause * 2 });
             }
         }
         answered
@@ -343,10 +348,13 @@ mod tests {
 
     impl Late {
         fn add(&self) {
-            let key = LockKey::new("a").expect("a name");
-            let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
+            self.owe(Token::random().expect("random"), Duration::from_secs(60), true);
+        }
+
+        fn owe(&self, token: Token, left: Duration, settled: bool) {
+            let claim = Claim { key: LockKey::new("a").expect("a name"), token, mode: Mode::Exclusive };
             let clock = &self.1.info().clock;
-            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: true };
+            let owed = Owed { claim, lapse: clock.now() + left, settled };
             self.0.add(owed, Context { store: &self.1, clock, background: &self.2 });
         }
 
@@ -381,8 +389,8 @@ mod tests {
 
         async fn release(&self, claim: &Claim) -> Result<Release> {
             unpoisoned(&self.asked).push(claim.token);
-            if self.is_silent.load(Ordering::Relaxed) {
-                std::future::pending::<()>().await;
+            while self.is_silent.load(Ordering::Relaxed) {
+                tokio::task::yield_now().await;
             }
             self.store.release(claim).await
         }
@@ -412,7 +420,7 @@ mod tests {
         runtime().block_on(async {
             late().add();
             eventually(&|| asked()[1..].contains(&asked()[0])).await;
-            eventually(&|| unpoisoned(&backlog.queue).tokens.is_empty()).await;
+            eventually(&|| unpoisoned(&backlog.queue).owed.is_empty()).await;
         });
         drop(still);
         assert!(unpoisoned(&backlog.queue).waiting.is_empty(), "what is done is not left by the one before");
@@ -441,6 +449,28 @@ mod tests {
             }
             std::mem::forget(next);
         });
-        assert!(unpoisoned(&backlog.queue).tokens.is_empty());
+        assert!(unpoisoned(&backlog.queue).owed.is_empty());
+    }
+
+    /// That the node does not have the claim is final at first, and no more when another request for it may be on its way.
+    #[test]
+    fn a_release_that_is_known_learns_that_it_is_not_settled() {
+        let silent = Silent { store: MemoryStore::new(), is_silent: AtomicBool::new(true), asked: Mutex::default() };
+        let silent = Arc::new(Altered(silent));
+        let (backlog, store): (Arc<Backlog>, Arc<dyn LockStore>) = (Arc::default(), silent.clone());
+        let late = std::mem::ManuallyDrop::new(Late(Arc::clone(&backlog), store, Arc::default()));
+        let token = Token::random().expect("random");
+        runtime().block_on(async {
+            late.owe(token, Duration::from_millis(1), true);
+            while unpoisoned(&silent.0.asked).is_empty() {
+                tokio::task::yield_now().await;
+            }
+            late.owe(token, Duration::from_millis(500), false);
+            silent.0.is_silent.store(false, Ordering::Relaxed);
+            while !unpoisoned(&backlog.queue).owed.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert!(unpoisoned(&silent.0.asked).len() > 1, "the node was asked once");
     }
 }

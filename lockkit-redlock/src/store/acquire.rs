@@ -6,6 +6,7 @@ use lockkit_core::{AcquireRequest, Attempt, Contention, Error, Renewal, Renewed,
 
 use crate::{
     client::{
+        backlog::Owed,
         claims::{Begun, Grant},
         quorum::Quorum,
     },
@@ -61,8 +62,11 @@ impl Quorum {
         match renew::renew(self, &[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),
-            // It is lost, and being released where it still is.
             Some(Ok(Renewed::Lost(_))) | None => {
+                // Whoever is refused releases nothing.
+                if let Some(entry) = self.claims.end(&request.claim.token) {
+                    (0..self.nodes.len()).for_each(|node| self.owe(node, Owed::at(&entry, node)));
+                }
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
             }
         }

@@ -148,5 +148,9 @@ mod tests {
             assert!(map(&failure, Sent::Yes).is_retryable(), "{failure:?}");
             assert!(map(&failure, Sent::ReadOnly).is_retryable(), "{failure:?}");
         }
+        // A server that has trouble of its own.
+        let failure = Failure::Driver(zk::Error::MarshallingError);
+        assert_eq!(map(&failure, Sent::Yes).effect(), Effect::Unknown);
+        assert_eq!(map(&Failure::Driver(zk::Error::NoNode), Sent::Yes).effect(), Effect::None);
     }
 }

@@ -116,7 +116,7 @@ fn cell(guarantee: &Guarantee, facts: &Facts, report: &Report) -> Markup {
             @if let Some(group) = group {
                 br;
                 a.small href=(format!("#cases-{group}")) {
-                    @if seen.passed + seen.failed == 0 { (seen.ignored) " cases that do not apply" }
+                    @if seen.passed + seen.failed == 0 { "none of " (seen.ignored) " cases applies" }
                     @else { (seen.passed) (if seen.passed == 1 { " case passed" } else { " cases passed" }) }
                     @if seen.failed > 0 { ", " strong.bad { (seen.failed) " failed" } }
                 }
