@@ -276,7 +276,8 @@ impl LockerBuilder {
     /// nothing in between, and releases nothing whose guard was dropped: where leases end with the session, such a lock stays held for as
     /// long as the session lasts. [`own_thread`](Self::own_thread) is for those. If the runtime ends, one on which a lease was
     /// taken takes its place, or else the next one that the locker is used on; releases that were not answered are made again
-    /// there.
+    /// there. If the locker goes with its runtime, and its store lives on elsewhere, nobody makes them: [`shutdown`](Locker::shutdown) comes
+    /// before that.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
