@@ -61,7 +61,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "over",
         does: "A claim that is over here is not renewed by the word of its nodes",
         file: RENEW,
-        code: "if «self.is_over» {",
+        code: "(Decision::Done, _) if «self.is_over» =>",
         without: "{ let _ = self.is_over; false }",
         noticed_by: "lockkit-redlock/redlock::release::a_claim_that_is_over_is_not_renewed_by_the_word_of_its_nodes",
     },

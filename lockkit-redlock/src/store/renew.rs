@@ -163,11 +163,15 @@ impl Item {
             let hold = Hold { claim: renewal.claim.clone(), fence, span, until: self.until, depth: renewal.depth };
             Ok(Renewed::Held(hold))
         };
-        if self.is_over {
-            // Its holder may not have heard it the first time. What the nodes still have is on its way out.
-            return Ok(Renewed::Lost(LossReason::Gone));
-        }
         match (outcome, &self.known) {
+            (Decision::NotHeld(reason), known) => {
+                if known.is_some() {
+                    quorum.claims.end(&renewal.claim.token);
+                }
+                Ok(Renewed::Lost(reason))
+            }
+            // Its holder may not have heard it the first time. What the nodes still have is on its way out.
+            (Decision::Done, _) if self.is_over => Ok(Renewed::Lost(LossReason::Gone)),
             (Decision::Done, Some((entry, grant))) => {
                 if !entry.renewed(now, self.until, renewal, grant) {
                     // The nodes may have been another's in between, which no answer of theirs shows.
@@ -186,12 +190,6 @@ impl Item {
                     Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
                 }
             },
-            (Decision::NotHeld(reason), known) => {
-                if known.is_some() {
-                    quorum.claims.end(&renewal.claim.token);
-                }
-                Ok(Renewed::Lost(reason))
-            }
             (Decision::Open | Decision::Unknown, _) => {
                 let errors = std::mem::take(&mut self.errors);
                 Err(errors.into_error(self.answers.yes, quorum.nodes.len(), Effect::Unknown))
