@@ -42,16 +42,21 @@ impl Report {
         out
     }
 
-    /// Of as many stores each as fit, the same number but for the last.
+    /// Each of as many of the next stores as fit.
     fn tables(&self, width: usize) -> Vec<String> {
-        let count = self.stores.len();
-        let in_tables_of = |most: usize| -> Vec<String> {
-            (0..count).step_by(most).map(|first| self.table(first..count.min(first + most))).collect()
-        };
-        let fits = |tables: &Vec<String>| {
-            tables.iter().flat_map(|table| table.lines()).all(|line| line.chars().count() <= width)
-        };
-        (1..=count).rev().map(in_tables_of).find(fits).unwrap_or_else(|| in_tables_of(1))
+        let (mut tables, mut first, count) = (Vec::new(), 0, self.stores.len());
+        let fits = |table: &String| table.lines().all(|line| line.chars().count() <= width);
+        while first < count {
+            let mut last = count;
+            let mut table = self.table(first..last);
+            while last > first + 1 && !fits(&table) {
+                last -= 1;
+                table = self.table(first..last);
+            }
+            tables.push(table);
+            first = last;
+        }
+        tables
     }
 
     /// The table of these stores.
