@@ -30,6 +30,11 @@ fn url(server: &Server, authority: &Authority, more: &str) -> String {
     format!("zks://{}?ca={}{more}", server.0.addr(), authority.file("ca.crt").display())
 }
 
+/// Of a client that waits for the refusal of a busy machine, too.
+fn patient(server: &Server, authority: &Authority) -> String {
+    url(server, authority, "&timeout=60s")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_trusted_server_is_talked_to() {
     let (ours, others) = (Authority::new().expect("authority"), Authority::new().expect("authority"));
@@ -47,7 +52,7 @@ async fn only_a_trusted_server_is_talked_to() {
         "{found:#?}"
     );
     // The driver does not say why no server would do.
-    let error = ZkStore::from_url(&url(&server, &others, "")).await.expect_err("another's certificate");
+    let error = ZkStore::from_url(&patient(&server, &others)).await.expect_err("another's certificate");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
     assert!(error.to_string().contains("certificates"), "{error}");
     let error = ZkStore::from_url(&format!("zks://{}?ca=/no.crt", server.0.addr())).await.expect_err("no such file");
@@ -128,8 +133,6 @@ async fn a_server_may_ask_for_the_clients_certificate() {
     let mine = claim("a");
     hold(&store, &mine).await;
     free(&store, &mine).await;
-    // A machine that is busy lets the server refuse late.
-    let patient = format!("{}&timeout=60s", url(&server, &authority, ""));
-    let error = ZkStore::from_url(&patient).await.expect_err("without a certificate");
+    let error = ZkStore::from_url(&patient(&server, &authority)).await.expect_err("without a certificate");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
 }
