@@ -228,7 +228,7 @@ pub struct Renewal {
 pub enum Renewed {
     /// The lease goes on.
     Held(Hold),
-    /// The lease is over. Whoever asked releases the claim when its holder has heard of it: a part of the store may keep it until then.
+    /// The lease is over. The caller releases the claim once its holder has heard: a part of the store may keep it until then.
     Lost(LossReason),
 }
 

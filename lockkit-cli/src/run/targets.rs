@@ -79,8 +79,8 @@ impl Targets {
             }
         };
         all.iter().for_each(send);
-        // After those: the environment of a stranger that is about to become another program can be read only when it has, which takes as
-        // long as its disk does.
+        // After those: reading the environment of another process blocks while that process loads a new program, which may take as long
+        // as its disk likes.
         let mut others = with_descendants(&seen, |pid| is_in_environment(pid, &self.run));
         others.retain(|process| !all.iter().any(|known| known.is(process)));
         others.iter().for_each(send);
@@ -183,7 +183,7 @@ impl Process {
     /// Whether any thread of it may still do something. If that can't be told, it may.
     pub(super) fn is_running(&self) -> bool {
         match &self.handle {
-            // It can be read once the last thread has ended.
+            // The descriptor is readable once the last thread has ended.
             Some(handle) => {
                 !matches!(poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&Timespec::default())), Ok(ended) if ended > 0)
             }

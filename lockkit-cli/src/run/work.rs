@@ -20,7 +20,7 @@ use super::{
     targets::{self, Targets},
 };
 
-/// How often to look whether CMD has ended, whatever is heard: whichever program started this one may have blocked the signal.
+/// How often to look whether CMD has ended, with or without SIGCHLD: the parent of this process may have blocked that signal.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
 
 /// CMD, started and not yet reaped.

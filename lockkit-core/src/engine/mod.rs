@@ -185,9 +185,9 @@ impl Engine {
         lease
     }
 
-    /// What the store said of a lease with this ttl that was asked for when the request was `sent`. Belief ends before the lease, by what
-    /// clocks may [drift](drift) apart in all of its time, of which little may be left when the answer comes. What a session gives
-    /// counts from now: its store knows better since when.
+    /// A lease with this ttl as this process believes in it: belief ends before the store's lease, by the [drift](drift) of clocks. The drift is
+    /// that of the whole lease, from when the request was `sent`, for little of the lease may be left when the answer comes. Where leases
+    /// have a session alone, the drift counts from now: the store has taken off what went before.
     fn believed(&self, mut hold: Hold, ttl: Duration, sent: Moment) -> Hold {
         let from = if self.store.info().capability.liveness.ttl.is_some() { sent } else { self.now() };
         hold.until = hold.until - drift(hold.until.since(from).min(ttl));

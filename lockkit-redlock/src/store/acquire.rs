@@ -63,7 +63,7 @@ impl Quorum {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),
             Some(Ok(Renewed::Lost(_))) | None => {
-                // Whoever is refused releases nothing.
+                // The caller takes a refusal for the end of it, and releases nothing.
                 if let Some(entry) = self.claims.end(&request.claim.token) {
                     (0..self.nodes.len()).for_each(|node| self.owe(node, Owed::at(&entry, node)));
                 }

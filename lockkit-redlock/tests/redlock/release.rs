@@ -7,14 +7,17 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Query, Release, Renewed,
-    Result, store::unpoisoned,
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Query,
+    Release, Renewed, Result, store::unpoisoned,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered};
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore},
+};
 
-use crate::support::{Cluster, TTL, claim, free, hold, memories, renew, request};
+use crate::support::{Cluster, Late, TTL, claim, free, hold, memories, quorum, renew, request, until_held_at};
 
 /// Of the nodes at which the lock `a` is held, its waiters prefer this one, of five.
 const FIRST: usize = 2;
@@ -224,30 +227,41 @@ async fn a_node_that_did_not_answer_may_grant_behind_the_release() {
     }
 }
 
-/// A node that has every release under way for ever.
-#[derive(Debug)]
-struct NeverReleases(MemoryStore);
-
-#[async_trait]
-impl Alter for NeverReleases {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn release(&self, _: &Claim) -> Result<Release> {
-        std::future::pending().await
-    }
-}
-
 /// The nodes still have it, but what ended it may arrive in the next moment.
 #[tokio::test]
 async fn a_claim_that_is_over_is_not_renewed_by_the_word_of_its_nodes() {
-    let nodes = memories(3).into_iter().map(|store| Node::new(Arc::new(Altered(NeverReleases(store)))));
-    let store = RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum");
+    let nodes = memories(3).iter().map(Late::new).collect::<Vec<_>>();
+    for node in &nodes {
+        node.releases.forget_permits(Semaphore::MAX_PERMITS);
+    }
+    let nodes = nodes.into_iter().map(|node| Node::new(Arc::new(Altered(node)))).collect();
+    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
     let mine = claim("a");
     hold_long(&store, &mine).await;
     let releasing = tokio::time::timeout(Duration::from_millis(10), store.release(&mine)).await;
     assert!(!matches!(releasing, Ok(Ok(_))), "{releasing:?}");
     let renewed = renew(&store, &mine).await.expect("an answer");
     assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
+}
+
+/// A caller that is refused releases nothing.
+#[tokio::test]
+async fn what_is_left_of_a_lost_claim_that_is_asked_for_again_is_released() {
+    let nodes = memories(3);
+    let store = quorum(&nodes);
+    let mine = claim("a");
+    hold_long(&store, &mine).await;
+    for node in &nodes {
+        until_held_at(node, &mine).await;
+    }
+    for node in &nodes[..2] {
+        free(node, &mine).await;
+    }
+    let again = store.acquire(&AcquireRequest { ttl: LONG, ..request(&mine) }).await.expect("an answer");
+    assert!(matches!(again, Attempt::Contended(Contention { burnt: true, .. })), "{again:?}");
+    let (start, name) = (Instant::now(), Query::Keys(vec![mine.key.clone()]));
+    while !nodes[2].inspect(&name).await.expect("memory")[0].holders.is_empty() {
+        assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

@@ -30,7 +30,7 @@ fn url(server: &Server, authority: &Authority, more: &str) -> String {
     format!("zks://{}?ca={}{more}", server.0.addr(), authority.file("ca.crt").display())
 }
 
-/// Of a client that waits for the refusal of a busy machine, too.
+/// The URL for a client that waits until a busy server has refused it.
 fn patient(server: &Server, authority: &Authority) -> String {
     url(server, authority, "&timeout=60s")
 }
