@@ -198,13 +198,16 @@ impl Entry {
         self.state().held
     }
 
-    /// Notes a grant, unless it is over by now.
-    pub(super) fn hold(&self, held: Held, lapse: Option<Moment>) -> bool {
+    /// Notes a grant, or that it goes on, unless it is over by now, or another call has taken it to a third phase since the stores were
+    /// asked: then one of them may not have it any more.
+    pub(super) fn hold(&self, held: Held, since: Option<Phase>, lapse: Option<Moment>) -> bool {
         let mut state = self.state();
-        if state.over.is_none() {
+        let now = state.held.map(|held| held.phase);
+        let stands = state.over.is_none() && (now == since || now == Some(held.phase));
+        if stands {
             (state.held, state.lapse) = (Some(held), lapse);
         }
-        state.over.is_none()
+        stands
     }
 
     /// Notes as what its holder was shown to the stores.

@@ -215,6 +215,32 @@ async fn a_late_answer_about_a_former_token_loses_nothing() -> Result<()> {
     Ok(())
 }
 
+/// The phase went back, and to both again, while a renewal waited for its answers: by now the new store does not have the lease.
+#[tokio::test]
+async fn a_renewal_does_not_stand_if_the_lease_was_left_behind_meanwhile() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new, mine) = world.holder().await?;
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut late = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(late.as_mut()).is_pending());
+    // From here on releases come through.
+    new.before.store(true, Ordering::SeqCst);
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(!world.is_held_at(&world.new, "x").await?, "it was left behind");
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    new.is_held_up.send_replace(false);
+    let answer = late.await.remove(0);
+    assert!(matches!(&answer, Err(error) if error.is_retryable()), "{answer:?}");
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
+    Ok(())
+}
+
 /// A store to which the first request for a lock comes after its release.
 #[derive(Debug)]
 struct Overtaken {
