@@ -27,6 +27,8 @@ enum Fate {
     Burnt,
     /// Another is said to have the lock.
     Refused,
+    /// The same, and by when that is heard, its turn has come.
+    ItsTurn,
     /// It is refused before it is sent.
     NotSent,
     /// It has no answer, and takes effect after its release: a server that stood still had it in a buffer.
@@ -96,7 +98,10 @@ impl Alter for Fateful {
                 hold.until = self.inner.info().clock.now();
                 Ok(Attempt::Granted(hold))
             }
-            Some(fate @ (Fate::Burnt | Fate::Refused)) => {
+            Some(fate @ (Fate::Burnt | Fate::Refused | Fate::ItsTurn)) => {
+                if matches!(fate, Fate::ItsTurn) {
+                    self.inner.acquire(request).await?;
+                }
                 let burnt = matches!(fate, Fate::Burnt);
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt }))
             }
@@ -146,6 +151,25 @@ async fn what_takes_effect_after_its_release_is_released_once_more() -> Result<(
         tokio::time::sleep(2 * LATE).await;
         let guard = other.acquire_within(6 * LATE).await?;
         assert!(guard.is_some(), "a lease was left behind, with sessions of {session:?}");
+        locker.shutdown(30 * LATE).await?;
+    }
+    Ok(())
+}
+
+/// A claim that queues is asked for again under the same token: the answer that one request's lease was released says nothing of
+/// another request, which is still on its way.
+#[tokio::test]
+async fn what_takes_effect_after_the_release_of_an_earlier_request_is_released_once_more() -> Result<()> {
+    for fate in [Fate::AnswerLost, Fate::EffectLate, Fate::ItsTurn] {
+        let unheard = [fate, Fate::EffectLate].into_iter().chain(std::iter::repeat_n(Fate::NotSent, 1_000));
+        let store = Fateful::new(Waiting::Queue, unheard);
+        let locker = Locker::new(Altered(store.clone()));
+        assert!(locker.lock("x").ttl(10 * LATE).acquire_within(LATE / 4).await.is_err());
+        let [first, second, ..] = store.tokens()[..] else { panic!("it was not asked twice") };
+        assert_eq!(first, second, "its place is its token");
+        let other = Locker::new(store.inner.clone()).lock("x");
+        tokio::time::sleep(2 * LATE).await;
+        assert!(other.acquire_within(6 * LATE).await?.is_some(), "{fate:?}: a lease was left behind");
         locker.shutdown(30 * LATE).await?;
     }
     Ok(())

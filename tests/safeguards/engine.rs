@@ -166,9 +166,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "late_effect",
         does: "NotHeld does not end the release of a request that may still be on its way",
         file: REAPER,
-        code: "«self.certainty != Certainty::Doubtful» || self.lapse.is_none_or",
+        code: "«self.certainty < Certainty::Doubtful» || self.lapse.is_none_or",
         without: "true",
         noticed_by: "lockkit-sim/sim::a_late_request_arrives_after_all_and_is_undone",
+    },
+    Safeguard {
+        name: "asked_twice",
+        does: "Nor does the release of what one request got, if another one for the claim may still be on its way",
+        file: REAPER,
+        code: "if «pending.certainty != Certainty::Twice» {",
+        without: "true",
+        noticed_by: "lockkit-core/tokens::what_takes_effect_after_the_release_of_an_earlier_request_is_released_once_more",
     },
     Safeguard {
         name: "failed_release",

@@ -15,8 +15,8 @@ use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
 const MOST_OWED: usize = 10_000;
 
-/// What a `NotHeld` is worth to the reaper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an answer to a release is worth to the reaper, from the surest to the least sure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Certainty {
     /// The acquisition was answered, and nothing else can create a lease: `NotHeld` is final.
     Settled,
@@ -27,8 +27,8 @@ pub(super) enum Certainty {
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
     Doubtful,
-    /// Of a lease that was granted while an earlier request for it was on its way: what that one gets is to be released
-    /// as well.
+    /// Such a request is on its way, and another one had its effect or may have: `Released` may be of the one, and what the other one
+    /// gets is to be released as well. Only the lapse is final.
     Twice,
 }
 
@@ -94,7 +94,7 @@ impl PendingRelease {
     /// order. In a store of two halves, one with sessions and one with a ttl, that is true of the one half, and what reaches the
     /// other one late lapses. (In a quorum of both, what reaches a minority late is no lease.)
     fn is_over(&self, sent: Moment) -> bool {
-        self.certainty != Certainty::Doubtful || self.lapse.is_none_or(|lapse| !lapse.is_end && sent >= lapse.at)
+        self.certainty < Certainty::Doubtful || self.lapse.is_none_or(|lapse| !lapse.is_end && sent >= lapse.at)
     }
 }
 
@@ -120,15 +120,12 @@ impl Owed {
         let answer = engine.end_at_store(&pending.claim, pending.kept).await;
         pending.certainty = engine.still(pending.certainty);
         match answer {
-            Ok(answer) if pending.certainty == Certainty::Twice => {
-                if let Release::Released { waiters } = answer {
-                    engine.pass(seat.take(), &pending.claim.key, waiters, sent);
-                }
-                (pending.certainty, pending.kept) = (Certainty::Doubtful, None);
-            }
             Ok(Release::Released { waiters }) => {
                 engine.pass(seat.take(), &pending.claim.key, waiters, sent);
-                return None;
+                if pending.certainty != Certainty::Twice {
+                    return None;
+                }
+                pending.kept = None;
             }
             Ok(Release::NotHeld(_)) if pending.is_over(sent) => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => {
@@ -193,12 +190,12 @@ impl Undo<'_> {
     /// The lease is at an end.
     pub(super) fn released(&mut self) {
         self.kept = None;
-        self.armed = (self.armed == Some(Certainty::Twice)).then_some(Certainty::Doubtful);
+        self.armed = self.armed.filter(|certainty| *certainty == Certainty::Twice);
     }
 
     /// The claim is granted. Until when an earlier request for it may take effect once more, if one may.
     pub(super) fn granted(&mut self) -> Option<Moment> {
-        let is_doubtful = self.armed.take() == Some(Certainty::Doubtful);
+        let is_doubtful = self.armed.take() == Some(Certainty::Twice);
         self.engine.lapse_of(self.ttl).filter(|_| is_doubtful).map(|lapse| lapse.at)
     }
 
@@ -206,9 +203,8 @@ impl Undo<'_> {
     /// doubt.
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
-        if self.armed != Some(Certainty::Doubtful) {
-            self.armed = Some(Certainty::Ordered(self.engine.failures()));
-        }
+        let is_doubtful = self.armed >= Some(Certainty::Doubtful);
+        self.armed = Some(if is_doubtful { Certainty::Twice } else { Certainty::Ordered(self.engine.failures()) });
     }
 
     /// The request was answered: the claim has a place in a queue.
@@ -223,9 +219,9 @@ impl Undo<'_> {
         self.armed = self.before;
     }
 
-    /// A request ended in an error and may yet take effect.
+    /// A request ended in an error and may yet take effect, beside what an earlier one left.
     pub(super) fn in_doubt(&mut self) {
-        self.armed = Some(Certainty::Doubtful);
+        self.armed = Some(if self.before.is_some() { Certainty::Twice } else { Certainty::Doubtful });
     }
 
     /// Whether an earlier request may yet take effect, or has a place in the store's queue.
@@ -237,11 +233,11 @@ impl Undo<'_> {
     pub(super) async fn release_within(&mut self, bound: Duration) {
         let Some(certainty) = self.armed else { return };
         // If this is dropped, the next release may go another way, and be faster.
-        self.in_doubt();
+        self.armed = self.armed.max(Some(Certainty::Doubtful));
         let Ok(answer) = timeout(bound, self.engine.end_at_store(self.claim, None)).await else { return };
         match answer {
-            Ok(Release::Released { .. }) => self.disarm(),
-            Ok(Release::NotHeld(_)) if self.engine.still(certainty) != Certainty::Doubtful => self.disarm(),
+            Ok(Release::Released { .. }) if certainty != Certainty::Twice => self.disarm(),
+            Ok(Release::NotHeld(_)) if self.engine.still(certainty) < Certainty::Doubtful => self.disarm(),
             Ok(_) | Err(_) => {}
         }
     }

@@ -261,13 +261,12 @@ impl Engine {
         if taken {
             self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
         }
+        let granted = Certainty::of(&lease.state(), self.now());
         let certainty = match reason {
             // The store may still keep the lease: a renewal may have come through whose reply did not.
-            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => Certainty::Doubtful,
+            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => granted.max(Certainty::Doubtful),
             // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {
-                Certainty::of(&lease.state(), self.now())
-            }
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => granted,
         };
         self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
