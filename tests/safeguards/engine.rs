@@ -222,8 +222,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "few_retries",
         does: "Few failed releases are repeated at a time",
         file: "lockkit-core/src/engine/backlog.rs",
-        code: "while «self.tries.len() < AT_A_TIME»",
-        without: "true",
+        code: "tries: Semaphore::new(«AT_A_TIME»)",
+        without: "Semaphore::MAX_PERMITS",
         noticed_by: "lockkit-testkit/backlog::where_nothing_lapses_no_more_is_asked_than_can_be_undone",
     },
     // Handing over.

@@ -142,15 +142,16 @@ impl Owed {
         (!pending.has_lapsed(again)).then_some(again)
     }
 
-    pub(super) fn has_lapsed(&self, now: Moment) -> bool {
-        self.pending.has_lapsed(now)
+    /// In what time nothing is left of the lease, whatever the store answers.
+    pub(super) fn lapses_in(&self, now: Moment) -> Duration {
+        self.pending.lapse.filter(|lapse| lapse.is_end).map_or(Duration::MAX, |lapse| lapse.at.since(now))
     }
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
         let engine = self.engine.engine();
-        if self.is_settled || self.has_lapsed(engine.now()) {
+        if self.is_settled || self.pending.has_lapsed(engine.now()) {
             return;
         }
         let mut pending = self.pending.clone();
@@ -298,8 +299,7 @@ impl Engine {
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
         self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {
-                let backlog = Arc::clone(&owed.engine().backlog);
-                backlog.add(again, owed);
+                owed.work_off(again).await;
             }
         });
     }
@@ -313,7 +313,7 @@ impl Engine {
         certainty: Certainty,
         kept: Option<Kept>,
     ) {
-        self.backlog.add(self.now(), Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)));
+        self.at_home(Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)).work_off(self.now()));
     }
 
     /// Has those releases tried again whose runtime has ended before they were answered.
@@ -322,7 +322,7 @@ impl Engine {
         let _taking = BackgroundTask::new(self);
         for mut pending in self.backlog.take_left() {
             let at = self.now() + pending.backoff.pause();
-            self.backlog.add(at, Owed::new(self, pending));
+            self.at_home(Owed::new(self, pending).work_off(at));
         }
     }
 
