@@ -33,9 +33,9 @@ use crate::{
     config::MySqlConfig,
     store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues},
     wire::{
-        error::Sent,
         name::{quoted_table, to_column},
-        row, settings,
+        row::LockRow,
+        settings,
         statements::Statements,
         table::of_claims,
     },
@@ -226,19 +226,13 @@ impl MySqlStore {
         made.into_iter().for_each(|id| self.sweeper.made_row(id, self.info.capability.shared));
     }
 
-    pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::LockRow>> {
-        let found = row::only(
-            &connection.numbered_rows(|question| self.statements.look().bind(question).bind(to_column(key))).await?,
-        )?;
-        if found.as_ref().is_some_and(|lock| lock.name != to_column(key)) {
-            return Err(connection.out_of_step(Sent::ReadOnly));
-        }
-        Ok(found)
+    pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<LockRow>> {
+        Ok(inspect::read(self, connection, &[key], false).await?.into_values().next())
     }
 
     /// The same after a statement that seems to have changed nothing. That answer has no number: until this one is known to be
     /// the next, it may have been another's, and the effect of the statement is open.
-    pub(crate) async fn look_after(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::LockRow>> {
+    pub(crate) async fn look_after(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<LockRow>> {
         self.look(connection, key).await.map_err(Error::unknown_effect)
     }
 

@@ -10,7 +10,7 @@ use crate::{
     wire::{
         error::{self, Sent},
         name::{quoted_table, to_column},
-        row::{self, LockRow, StoredLease},
+        row::{LockRow, StoredLease, only_row},
         statements::{Text, insert_or_lock, lock_by_id, lock_by_name},
     },
 };
@@ -119,7 +119,7 @@ async fn lock(transaction: &mut Transaction<'_, MySql>, table: &str, key: &LockK
 /// A read that locks, so that it sees the row as it is, and does not become the first read of the transaction.
 async fn look(transaction: &mut Transaction<'_, MySql>, statement: Text) -> Result<Option<LockRow>> {
     let rows = statement.fetch_all(&mut **transaction).await;
-    row::only(&rows.map_err(|e| error::map(e, Sent::Yes))?)
+    only_row(&rows.map_err(|e| error::map(e, Sent::Yes))?)?.map(LockRow::read).transpose()
 }
 
 fn judge(lock: LockRow) -> TransactionLock {

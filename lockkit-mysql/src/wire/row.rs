@@ -194,11 +194,6 @@ pub(crate) fn only_row(rows: &[MySqlRow]) -> Result<Option<&MySqlRow>> {
     }
 }
 
-/// The lock in it.
-pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<LockRow>> {
-    only_row(rows)?.map(LockRow::read).transpose()
-}
-
 fn token(bytes: &[u8]) -> Option<Token> {
     let number = u128::from_be_bytes(bytes.try_into().ok()?);
     format!("{number:032x}").parse().ok()

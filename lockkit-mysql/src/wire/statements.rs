@@ -50,7 +50,7 @@ pub(crate) fn over_fence(question: Question) -> u64 {
     question << (u64::BITS - NUMBER_BITS)
 }
 
-/// The columns that [`look`](Statements::look), [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
+/// The columns that [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
 /// What is left of the lease is NULL, or not above zero, if the lock is free.
 const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
      TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
@@ -109,11 +109,6 @@ impl Statements {
              WHERE resource_name = ? AND {by}",
             self.table
         ))
-    }
-
-    /// Reads one lock. Arguments: the question, the name.
-    pub(crate) fn look(&self) -> Statement {
-        query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name = ?", number_of_primary(), self.table))
     }
 
     /// Makes the row of a lock, free, if there is none. Argument: the name.
