@@ -64,11 +64,6 @@ struct Downgrade<'a> {
 
 impl Downgrade<'_> {
     async fn run(&mut self) -> Result<Attempt> {
-        if let Some(giver) = self.place.known_giver()
-            && let Some(answer) = self.replace(&giver).await?
-        {
-            return Ok(answer);
-        }
         for _ in 0..LOOKS {
             self.claim.asked = self.claim.session.now();
             let children = self.place.list().await?;
@@ -86,7 +81,7 @@ impl Downgrade<'_> {
     /// Puts the reader's node in the place of the writer's; `None` if something is not as it was thought to be.
     async fn replace(&mut self, giver: &Giver) -> Result<Option<Attempt>> {
         let (session, request) = (self.claim.session, self.claim.request);
-        let Some((fence, write)) = self.place.fence(giver)? else { return Ok(None) };
+        let (fence, write) = self.place.fence(giver)?;
         let Some((_, number)) = giver.node.rsplit_once(LOCK) else { return Ok(None) };
         let name = format!("{}{}{number}", self.claim.protection, name::mark(Mode::Shared));
         let Some(sequence) = queue::sequence(&name) else { return Ok(None) };

@@ -8,10 +8,7 @@ use lockkit_core::{
 use zookeeper_client::{self as zk, MultiWriter};
 
 use crate::{
-    client::{
-        claims::{Claimed, Stage},
-        session::Session,
-    },
+    client::{claims::Claimed, session::Session},
     store::ZkStore,
     wire::{
         error::lasting,
@@ -42,15 +39,15 @@ pub(super) struct Replacement<'a> {
 /// The lease whose place is taken.
 pub(super) struct Giver {
     pub(super) node: String,
-    /// The number of the transaction that made its node, or one before that.
+    /// The number of the transaction that made its node.
     pub(super) czxid: i64,
     /// The first fence that is not its own.
     after: Fence,
     record: FenceRecord,
     /// The version of the fence record's node, if there is one.
     version: Option<i32>,
-    /// The version of its own node: whoever raises the fences of the lock writes to that, too. `None` for a guess, when nobody was asked.
-    seen: Option<i32>,
+    /// The version of its own node: whoever raises the fences of the lock writes to that, too.
+    seen: i32,
 }
 
 impl<'a> Replacement<'a> {
@@ -96,10 +93,9 @@ impl<'a> Replacement<'a> {
         self.session.list_settled(&self.lock, self.bound).await.map_err(|failure| lasting(&failure))
     }
 
-    /// The fence of the grant, and the record that is to be written with it, if it changes. `None` if that can't be decided by a guess.
-    pub(super) fn fence(&self, giver: &Giver) -> Result<Option<(Fence, Option<FenceRecord>)>> {
-        let (fence, write) = fence::in_place(giver.record, giver.czxid, giver.after, &self.request.fence)?;
-        Ok((giver.seen.is_some() || write.is_none()).then_some((fence, write)))
+    /// The fence of the grant, and the record that is to be written with it, if it changes.
+    pub(super) fn fence(&self, giver: &Giver) -> Result<(Fence, Option<FenceRecord>)> {
+        fence::in_place(giver.record, giver.czxid, giver.after, &self.request.fence)
     }
 
     /// Puts into a transaction that the lease ends, behind what takes its place. Servers show transactions step by step: so none of them
@@ -118,20 +114,8 @@ impl<'a> Replacement<'a> {
         // node, however late it is read.
         let node = format!("{}/{}", self.lock, giver.node);
         let value = Value { depth: 1, span: 1, fence: Some(fence), holder: self.request.holder.clone() };
-        all.add_set_data(&node, value.text().as_bytes(), giver.seen)?;
+        all.add_set_data(&node, value.text().as_bytes(), Some(giver.seen))?;
         all.add_delete(&node, None)
-    }
-
-    /// The lease as this session knows it, which is no more than a guess: the transaction fails if its node is gone. `None` if its
-    /// fences have to be looked up.
-    pub(super) fn known_giver(&self) -> Option<Giver> {
-        let Stage::Held(node, grant) = &self.known.as_ref()?.stage else { return None };
-        if name::mode(&node.name) != Mode::Exclusive {
-            return None;
-        }
-        let after = grant.fence.offset(grant.span);
-        let record = fence::offset_at(node.czxid, grant.fence).ok().filter(|_| !grant.explicit)?;
-        Some(Giver { node: node.name.clone(), czxid: node.czxid, after, record, version: None, seen: None })
     }
 
     /// The lease as the servers know it; `None` if it does not have the lock.
@@ -156,7 +140,7 @@ impl<'a> Replacement<'a> {
             // What others wrote into it says nothing of its fences.
             None => next,
         };
-        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, seen: Some(stat.version) }))
+        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, seen: stat.version }))
     }
 
     /// Another has the lock, or nobody. The lease is over if it has no node. With one it may be a reader's, or a claim that waits.

@@ -60,11 +60,6 @@ struct Keeping<'a> {
 impl Keeping<'_> {
     async fn run(&self) -> Result<Attempt> {
         let place = &self.place;
-        if let Some(giver) = place.known_giver()
-            && let Some(hold) = self.replace(&giver).await?
-        {
-            return Ok(Attempt::Granted(hold));
-        }
         for _ in 0..LOOKS {
             let children = place.list().await?;
             if let Some(hold) = self.again(&children).await? {
@@ -83,7 +78,7 @@ impl Keeping<'_> {
     /// Puts the record in the place of the node; `None` if something is not as it was thought to be.
     async fn replace(&self, giver: &Giver) -> Result<Option<Hold>> {
         let request = self.place.request;
-        let Some((fence, write)) = self.place.fence(giver)? else { return Ok(None) };
+        let (fence, write) = self.place.fence(giver)?;
         let millis = Window::millis(request.ttl);
         let window = Window { millis, due: windows::due(millis), fence, holder: request.holder.clone() };
         let mut done = self.commit(giver, &window, write, true).await;

@@ -168,11 +168,6 @@ pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
     i64::try_from(next).map_or(0, |next| next.saturating_sub(1).max(0))
 }
 
-/// The offset of a lock when a fence without further ado was granted to the node that `czxid` made. It may be higher by now.
-pub(crate) fn offset_at(czxid: i64, fence: Fence) -> Result<FenceRecord> {
-    Ok(FenceRecord::Offset(fence.get().saturating_sub(base(czxid)?)))
-}
-
 /// The record that makes all later grants higher than `floor`, if it has to change, while the holder made by `czxid`
 /// holds the lock, `alone` or not.
 ///
@@ -321,8 +316,7 @@ mod tests {
     #[test]
     fn a_grant_in_the_place_of_another_writes_nothing_while_there_is_room() {
         let fence = Fence::new(1000 * STRIDE + 7);
-        let record = offset_at(1000, fence).expect("offset");
-        assert_eq!(record, FenceRecord::Offset(7));
+        let record = FenceRecord::Offset(7);
         let plain = ask(0, 1, FenceClock::Store);
         assert_eq!(in_place(record, 1000, fence.offset(65), &plain).expect("grant"), (fence.offset(65), None));
         let (full, write) = in_place(record, 1000, fence.offset(128), &plain).expect("grant");
