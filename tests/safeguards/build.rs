@@ -35,6 +35,8 @@ pub(crate) enum Ended {
     Failed,
     /// It was stopped after a long time.
     Hung,
+    /// There is no such test, or its server is not installed.
+    Missing,
 }
 
 /// The copy, built.
@@ -105,8 +107,7 @@ impl Build {
         }
         let mut text = String::new();
         output.rewind().and_then(|()| output.read_to_string(&mut text)).expect("output");
-        assert!(text.contains("1 passed"), "there is no {test:?}");
-        Ended::Passed
+        if text.contains("1 passed") { Ended::Passed } else { Ended::Missing }
     }
 }
 

@@ -73,13 +73,15 @@ fn each_is_missed_by_a_test() {
     let tests: BTreeSet<Test> = chosen.iter().map(|safeguard| Test::of(safeguard.noticed_by)).collect();
     let (start, build) = (Instant::now(), Build::of(&tests));
     println!("built in {:.0?}", start.elapsed());
-    let mut usual = BTreeMap::new();
+    let (mut usual, mut unfit) = (BTreeMap::new(), Vec::new());
     for test in tests {
         let start = Instant::now();
-        let ended = build.run(&test, None, Duration::from_secs(300));
-        assert_eq!(ended, Ended::Passed, "{test:?} with all safeguards on");
-        usual.insert(test, start.elapsed());
+        match build.run(&test, None, Duration::from_secs(300)) {
+            Ended::Passed => drop(usual.insert(test, start.elapsed())),
+            ended => unfit.push((test, ended)),
+        }
     }
+    assert!(unfit.is_empty(), "with all safeguards on: {unfit:#?}");
     let mut survivors = Vec::new();
     for safeguard in chosen {
         let test = Test::of(safeguard.noticed_by);

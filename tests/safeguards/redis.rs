@@ -236,8 +236,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "reconnections",
         does: "A replaced connection is counted, and each user of the store sees the count",
         file: CONNECTION,
-        code: "«if is_broken» {\n            self.reconnections.add_one();",
-        without: "if false && is_broken",
+        code: "if «is_broken» {\n            self.reconnections.add_one();",
+        without: "false",
         noticed_by: "lockkit-redis/redis::faults::a_release_that_overtakes_what_was_abandoned_is_repeated",
     },
     Safeguard {
