@@ -74,6 +74,20 @@ async fn a_suspended_machine_learns_of_its_losses_soon() -> Result<()> {
     Ok(())
 }
 
+/// Though nobody asks for it, or waits to be told.
+#[tokio::test(start_paused = true)]
+async fn what_was_lost_while_the_machine_was_suspended_is_released_soon() -> Result<()> {
+    let store = SimStore::new();
+    let _guard = Locker::new(store.clone()).lock("a").ttl(TTL).acquire().await?;
+    sleep(millis(10)).await;
+    store.suspend(TTL * 2);
+    let releases = || store.take_calls().iter().filter(|call| call.operation == Operation::Release).count();
+    assert_eq!(releases(), 0);
+    sleep(millis(1_100)).await;
+    assert!(releases() > 0, "a second after the machine woke up");
+    Ok(())
+}
+
 /// The work is woken first after a pause of the machine, before any timer.
 #[tokio::test(start_paused = true)]
 async fn work_is_not_polled_once_more_after_a_pause() -> Result<()> {

@@ -7,7 +7,7 @@ use lockkit_core::{
     Result, Token,
 };
 use lockkit_testkit::{
-    faults::{Direction, Proxy, poll_until},
+    faults::{Direction, Proxy},
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
 
@@ -65,14 +65,19 @@ pub(crate) async fn is_given_up_while_it_asks(holds: &[Claim], asked: AcquireReq
         let children = witness.list(&lock, BOUND).await.expect("list");
         queue::of_claim(&children, &protection).next().is_some()
     };
-    proxy.hold(Direction::ToClient);
+    // What it reads first comes late, and so does the answer when the node is there.
+    proxy.delay(Direction::ToClient, Duration::from_millis(500));
     let mut asking = pin!(store.acquire(&asked));
-    assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
-    while !has_node().await {
-        tokio::task::yield_now().await;
+    let asked_for = async {
+        while !has_node().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = &mut asking => panic!("it was answered: {answer:?}"),
+        () = asked_for => session.end(),
     }
-    session.end();
-    proxy.release(Direction::ToClient);
+    proxy.heal();
     let error = asking.await.expect_err("the session is over");
     assert_eq!(error.effect(), Effect::Unknown, "{error}");
     assert!(has_node().await, "the servers know the session still");

@@ -173,7 +173,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RENEW,
         code: "Some(((at, _), _)) => «(*at).min(now + LONGEST_SLEEP)»,",
         without: "*at",
-        noticed_by: "lockkit-testkit/late::a_suspended_machine_learns_of_its_losses_soon",
+        noticed_by: "lockkit-testkit/late::what_was_lost_while_the_machine_was_suspended_is_released_soon",
     },
     Safeguard {
         name: "renewal_bound",

@@ -2,10 +2,10 @@
 
 use crate::list::Safeguard;
 
+const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
 const ASK: &str = "lockkit-core/src/engine/ask.rs";
 const NEST: &str = "lockkit-core/src/engine/nest.rs";
-const OUTSTANDING: &str = "lockkit-core/src/engine/outstanding.rs";
 const REAPER: &str = "lockkit-core/src/engine/reaper.rs";
 const RESUME: &str = "lockkit-core/src/engine/resume.rs";
 const RELEASE: &str = "lockkit-core/src/engine/release.rs";
@@ -205,9 +205,9 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "shutdown_waits",
         does: "A shutdown waits for the releases under way",
-        file: OUTSTANDING,
-        code: "if «self.count() == 0» {",
-        without: "true",
+        file: ENGINE,
+        code: "tokio::time::timeout(«timeout», drained)",
+        without: "Duration::ZERO",
         noticed_by: "lockkit-core/queueing::who_gives_up_leaves_the_queue",
     },
     Safeguard {

@@ -176,11 +176,14 @@ async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() ->
     let (dual, _, new, mine) = world.holder().await?;
     world.step(Phase::Both).await?;
     world.clock.advance(START.fresh);
+    // The phase is read, so that the renewal gets as far as to the new store when it is polled once.
+    dual.inspect(&Query::Prefix(String::new())).await?;
     new.before.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
     let renewals = [renewal(&mine.claim)];
     let mut late = Box::pin(dual.renew(&renewals));
     assert!(poll_once(late.as_mut()).is_pending());
+    assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
     world.step(Phase::Old).await?;
     world.clock.advance(START.fresh);
     let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
@@ -203,6 +206,7 @@ async fn a_late_answer_about_a_former_token_loses_nothing() -> Result<()> {
     let renewals = [renewal(&mine.claim)];
     let mut late = Box::pin(dual.renew(&renewals));
     assert!(poll_once(late.as_mut()).is_pending());
+    assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
     new.is_held_up.send_replace(false);
     for goal in [Phase::Old, Phase::Both] {
         world.step(goal).await?;
@@ -225,6 +229,7 @@ async fn a_renewal_does_not_stand_if_the_lease_was_left_behind_meanwhile() -> Re
     let renewals = [renewal(&mine.claim)];
     let mut late = Box::pin(dual.renew(&renewals));
     assert!(poll_once(late.as_mut()).is_pending());
+    assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
     // From here on releases come through.
     new.before.store(true, Ordering::SeqCst);
     world.step(Phase::Old).await?;
