@@ -83,7 +83,11 @@ impl Drop for Counted {
 }
 
 impl Owed {
-    /// Has it tried at this moment, when it is its turn, and again until it is settled or its lease has lapsed.
+    /// Sends the release at this moment or later, when fewer than [`AT_A_TIME`] are tried, and again until it is settled or its lease has
+    /// lapsed.
+    ///
+    /// # Cancellation
+    /// The release is [left](Backlog::leave) to the next runtime.
     pub(super) async fn work_off(mut self, mut at: Moment) {
         let Counted(engine) = &Counted::new(self.engine());
         loop {
@@ -91,7 +95,7 @@ impl Owed {
                 sleep(at.since(engine.now())).await;
                 engine.backlog.tries.acquire().await
             };
-            // An error says that its lease has lapsed.
+            // The time is up when the lease has lapsed: then nothing is left to release.
             let Ok(Ok(_turn)) = timeout(self.lapses_in(engine.now()), turn).await else { return };
             match self.settle(&mut None).await {
                 Some(again) => at = again,

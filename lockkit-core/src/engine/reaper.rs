@@ -27,8 +27,9 @@ pub(super) enum Certainty {
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
     Doubtful,
-    /// Such a request is on its way, and another one had its effect or may have: `Released` may be of the one, and what the other one
-    /// gets is to be released as well. Only the lapse is final.
+    /// Such a request is on its way, and an earlier request for the claim had its effect, or may have. `Released` may be about the earlier
+    /// one, and the other one may take effect after it. Only the lapse is final, or `NotHeld` where [leases end with the
+    /// session](PendingRelease::is_over).
     Twice,
 }
 

@@ -99,7 +99,8 @@ async fn a_downgrade_that_is_dropped_at_any_moment_leaves_nothing_behind() {
     let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
     let lag = Duration::from_millis(20);
     for release_reader_first in [true, false] {
-        for step in 0..5 {
+        // Two read, one carries out, and the rest find out that the session lives.
+        for step in 0..7 {
             let place = format!("dropped after {step} round trips");
             let writer = claim("a");
             hold(&store, &writer).await;

@@ -268,12 +268,12 @@ async fn a_request_to_keep_that_is_dropped_at_any_moment_is_settled_by_the_next(
     let (other, raw) = (server.store().await, server.raw().await);
     let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
     for is_first in [true, false] {
-        for step in 0..8 {
+        for step in 0..10 {
             let place = format!("dropped after {step} round trips, the first time: {is_first}");
             let holder = claim("a");
             let held = hold(&store, &holder).await;
             if is_first && listed(&raw).await == 0 {
-                // It has to be made, and its absence is found out by the first transaction.
+                // It has to be made before the transaction.
                 drop(raw.delete("/lockkit/%kept", None).await);
             }
             let asked = keeping(&holder, HOUR);
