@@ -108,7 +108,9 @@ async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
     proxy.hold(Direction::ToClient);
     let asked = status(&mut raw, "Com_select").await;
     let demote = async {
-        eventually("the server has answered", async || status(&mut raw, "Com_select").await > asked).await;
+        // It is counted before it is run.
+        eventually("the server was asked", async || status(&mut raw, "Com_select").await > asked).await;
+        eventually("the server has answered", async || is_idle(&server).await).await;
         server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
         let (new, ()) = tokio::join!(look(&store), async { proxy.release(Direction::ToClient) });
         is_refused(&new.expect_err("a new connection"));
