@@ -83,7 +83,8 @@ bugs! {
     RenewCreates "A renewal writes the lease anew if it is gone." =>
         "ownership::renewal_never_creates" says "Held(",
         "ownership::renewal_never_resurrects" says "Held(",
-        "faults::a_deleted_lock_is_lost" says "it did not notice";
+        "faults::a_deleted_lock_is_lost" says "it did not notice",
+        "multi::one_that_is_lost_is_the_loss_of_all" says "the work goes on";
     RenewsAnyones "A renewal extends whatever lease is there." =>
         "ownership::a_foreign_renewal_changes_nothing" says "Held(",
         "ownership::a_late_release_spares_the_successor" says "Lost(LossReason::Taken)";
@@ -118,7 +119,8 @@ bugs! {
     BusyAnswers "Who would wait is answered at once, and told to ask again at once." =>
         "waiting::waiting_costs_few_calls" says "times in 3 s";
     ShowsNobody "Nobody is shown as the holder of a lock." =>
-        "waiting::a_holder_is_asked_to_yield" says "was not asked";
+        "waiting::a_holder_is_asked_to_yield" says "was not asked",
+        "election::the_work_of_a_leader_ends_with_its_lease" says "a leader is not shown";
     LastComeFirst "Order is claimed, but who came last goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
         "fairness::a_try_does_not_overtake" says "a try overtook the waiter",
@@ -152,12 +154,14 @@ bugs! {
         "behind::an_answer_that_comes_twice_shifts_no_others" says "Twice";
     NoFence "Fences are claimed, but every grant has the same." =>
         "fencing::never_decreases" says "0 came after 0",
+        "election::the_next_leads_in_a_later_term" says "0 after 0",
         "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";
     FenceLapses "The fence counter expires with the lease and starts again." =>
         "fencing::never_decreases" says "by expiry";
     FenceRestarts "The fence counter is deleted with the lease when that is released or deleted." =>
         "fencing::never_decreases" says "1 came after 1",
         "fencing::they_survive_a_deletion" says "1 came after 1, by deletion",
+        "election::the_next_leads_in_a_later_term" says "1 after 1",
         "lifecycle::many_rounds_leave_nothing_behind" says "fence 1 came after 1";
     FenceLostWithData "The fence counter starts at 1 when the store's data is lost, although Hybrid is claimed." =>
         "fencing::they_survive_the_loss_of_all_data" says "1 came after 1",
@@ -172,6 +176,7 @@ bugs! {
         "input::odd_names_are_distinct" says "\"a \"";
     ReplacesAnyone "A grant in the place of a lease takes the place of whoever has the lock." =>
         "ownership::the_place_of_a_lease_is_taken_once" says "another's place was taken",
+        "election::a_leader_may_hand_over" says "it was handed over twice",
         "lifecycle::a_lease_is_taken_up_by_its_token" says "taken up by another token";
     ReplacesNobody "A grant in the place of a lease takes a lock that nobody has." =>
         "ownership::the_place_of_a_lease_is_taken_once" says "nobody's place was taken",

@@ -21,6 +21,7 @@ mod input;
 mod lifecycle;
 mod line;
 mod modes;
+mod multi;
 mod ownership;
 mod readers;
 mod records;
@@ -155,7 +156,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 20] = [
+    let groups: [&'static [Case]; 21] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -175,6 +176,7 @@ pub fn all() -> Vec<&'static Case> {
         records::CASES,
         window::CASES,
         election::CASES,
+        multi::CASES,
         faults::CASES,
     ];
     groups.into_iter().flatten().collect()
