@@ -37,6 +37,8 @@ impl Alter for Queueing {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
+        // Long enough to be still under way when a locker is shut down.
+        tokio::time::sleep(Duration::from_millis(50)).await;
         self.left.lock().expect("unpoisoned").push(claim.token);
         self.inner.release(claim).await
     }

@@ -122,7 +122,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORDS,
         code: "match (done.rows_affected(), «value::is_answer(&done, question)») {",
         without: "done.rows_affected() < 2",
-        noticed_by: "lockkit-mysql/compliance::mariadb::records::an_answer_that_comes_twice_shifts_no_others",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_change_of_a_record_is_not_taken_for_the_one_before",
     },
     Safeguard {
         name: "row_number",

@@ -212,13 +212,17 @@ async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
 async fn a_table_of_claims_that_is_locked_costs_no_holder_its_lease(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let open = async || Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
-    let (holder, others) = (open().await, open().await);
     let ttl = Duration::from_secs(3);
-    let guard = holder.lock("k").ttl(ttl).acquire().await.expect("acquire");
+    let guard = open().await.lock("k").ttl(ttl).acquire().await.expect("acquire");
+    // Of one process a single one would ask at a time.
+    let mut others = Vec::new();
+    for _ in 0..6 {
+        others.push(open().await);
+    }
     let mut somebody = raw(&server).await;
     somebody.execute("LOCK TABLES resource_lock_claim WRITE").await.expect("lock");
-    let asking = (0..6).map(|_| {
-        let lock = others.lock("k").ttl(ttl).fifo();
+    let asking = others.iter().map(|other| {
+        let lock = other.lock("k").ttl(ttl).fifo();
         tokio::spawn(async move {
             loop {
                 match lock.acquire().await {

@@ -30,6 +30,7 @@ tests! {
     an_acquisition_that_is_dropped_within_an_answer_delays_no_release
     a_dropped_claim_leaves_the_transaction_s_connection_in_step
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
+    a_change_of_a_record_is_not_taken_for_the_one_before
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
     a_statement_whose_connection_was_reset_takes_no_lock_for_nobody
     a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody
@@ -283,6 +284,23 @@ async fn an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open(ctx: Arc<C
         assert_eq!(error.effect(), Effect::Unknown, "the statement ran: {error}");
     }
     end(&mut somebody).await;
+}
+
+/// A change that is answered by the change before, which was made.
+async fn a_change_of_a_record_is_not_taken_for_the_one_before(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (store, other) = (MySqlStore::connect(config).await.expect("connect"), ctx.store().await);
+    let [one, two] = ["one", "two"].map(|text| Record::new(text).expect("text"));
+    let [name, taken] = [claim().key, claim().key];
+    assert_eq!(other.compare_and_set(&taken, None, Some(&two)).await.expect("set"), Swap::Done);
+    // From now on the statement takes one answer.
+    assert_eq!(store.compare_and_set(&name, None, Some(&one)).await.expect("set"), Swap::Done);
+    proxy.slip(Slip::Twice, 1);
+    assert_eq!(store.compare_and_set(&name, Some(&one), Some(&two)).await.expect("set"), Swap::Done);
+    assert!(proxy.slipped(), "the answer comes again");
+    let error = store.compare_and_set(&taken, Some(&one), None).await.expect_err("the answer was another's");
+    assert_eq!(error.effect(), Effect::Unknown, "the statement ran: {error}");
+    assert_eq!(other.read(&taken).await.expect("read"), Some(two));
 }
 
 /// The answer that a row was made has the row's number where other answers have that of their question. Rows and questions are
