@@ -39,7 +39,7 @@ fn each_peer_is_a_column_after_the_stores() {
         json[member].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
     };
     let (stores, peers) = (names("stores"), names("peers"));
-    assert_eq!((&json["schema"], &stores[stores.len() - peers.len()..]), (&1.into(), &peers[..]));
+    assert_eq!((&json["schema"], &stores[stores.len() - peers.len()..]), (&2.into(), &peers[..]));
     let expected =
         ["rslock 0.", "redis-py ", "curator "].map(|name| (name != "rslock 0." || cfg!(feature = "peers"), name));
     let expected: Vec<_> = expected.into_iter().filter_map(|(built, name)| built.then_some(name)).collect();

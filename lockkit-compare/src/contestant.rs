@@ -123,13 +123,11 @@ impl Contestant {
         match step {
             Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
             Step::Pair => {
-                let round = measure::pair(locker.lock(format!("{key}/pair")), slice).await?;
-                results.pair.add(round.pair);
-                results.acquire.add(round.acquire);
-                results.release.add(round.release);
+                results.add_pairs(&measure::pair(locker.lock(format!("{key}/pair")), slice).await?);
             }
             Step::ManyKeys => {
                 let (rate, pairs) = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
+                let pairs = pairs.at_pace();
                 results.many_keys.push(rate);
                 results.acquire_loaded.add(pairs.acquire);
                 results.release_loaded.add(pairs.release);
@@ -148,6 +146,7 @@ impl Contestant {
                 }
                 if kinds.shared {
                     results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
+                    results.writer.add(measure::pair(locker.rw_lock(name("writer")).write(), slice).await?.pair);
                 }
                 if kinds.permits {
                     let permit = locker.semaphore(name("permit"), Plan::PERMITS);

@@ -82,7 +82,7 @@ impl Step {
             Self::Pair => "acquire and release",
             Self::ManyKeys => "many keys",
             Self::ByKeys => "more and more keys",
-            Self::Kinds => "readers, permits, in order",
+            Self::Kinds => "readers, writers, permits, in order",
             Self::HandedOver => "hot lock, hand-over on",
             Self::NotHandedOver => "hot lock, hand-over off",
             Self::Processes => "hot lock, several processes",
@@ -273,7 +273,7 @@ impl Plan {
             Step::RoundTrip => self.slice / 3,
             Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
             Step::ByKeys => (self.short_slice() + self.short_slice() / 8) * 4,
-            Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 3,
+            Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 4,
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
             // A ttl; of a session it is more.
             Step::Takeover => Self::TAKEOVER_TTL + millis(1_500),

@@ -21,6 +21,14 @@ impl Latencies {
         self.0.saturating_record(u64::try_from(sample.as_nanos()).unwrap_or(u64::MAX));
     }
 
+    /// The same as one meets it who asks at a steady pace: a call that took longer counts for those, too, that would have been made
+    /// meanwhile and have waited for it. Without them a long pause of a server would count as a single slow call (coordinated omission).
+    ///
+    /// Gil Tene, "How NOT to Measure Latency", 2013; the correction is that of HdrHistogram.
+    pub(crate) fn at_pace(&self, pace: Duration) -> Self {
+        Self(self.0.clone_correct(u64::try_from(pace.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     pub(crate) fn merge(&mut self, other: &Self) {
         // Both have the same bounds, so this can't fail.
         let _ = self.0.add(&other.0);
@@ -101,6 +109,20 @@ mod tests {
         assert!(near(0.5, 50.0) && near(0.99, 99.0));
         all.record(Duration::MAX);
         assert_eq!(all.len(), 101);
+    }
+
+    #[test]
+    fn a_pause_counts_for_all_that_would_have_been_asked_meanwhile() {
+        let (mut answers, pace) = (Latencies::new(), Duration::from_millis(1));
+        (0..900).for_each(|_| answers.record(pace));
+        answers.record(Duration::from_millis(100));
+        let p99 = |answers: &Latencies| answers.micros(0.99).expect("samples");
+        assert!((p99(&answers) - 1000.0).abs() < 2.0, "one of 901");
+        // They would have waited for 99, 98, 97 ms and so on.
+        let corrected = answers.at_pace(pace);
+        assert_eq!(corrected.len(), 1000);
+        assert!((p99(&corrected) - 90_000.0).abs() < 1000.0, "{}", p99(&corrected));
+        assert_eq!(corrected.micros(0.5), answers.micros(0.5));
     }
 
     #[test]

@@ -294,7 +294,7 @@ mod tests {
             ("", "not JSON"),
             ("{}", "no member `schema`"),
             (r#"{"schema":9}"#, "schema is 9"),
-            (r#"{"schema":1}"#, "no comparison.json"),
+            (r#"{"schema":2}"#, "no comparison.json"),
         ] {
             let error = Baseline::parse(json).expect_err(json);
             assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(why), "{error}");

@@ -13,7 +13,7 @@ use super::{
 impl Report {
     /// The version of the JSON's schema. It grows when something is renamed, removed, or means something else; what is new can be
     /// ignored. `docs/comparison.md` describes it.
-    pub const SCHEMA: u32 = 1;
+    pub const SCHEMA: u32 = 2;
 
     /// The file for programs: an object in JSON, of several lines.
     #[must_use]
@@ -95,4 +95,46 @@ fn changes_as_json(changes: &Changes) -> Value {
     json!({
         "since": changes.since, "figures": figures.collect::<Vec<_>>(), "within_noise": changes.within_noise, "notes": changes.notes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::*;
+    use crate::{
+        plan::{Options, Plan},
+        results::Results,
+    };
+
+    /// All members of objects in it but those that are named after a store.
+    fn members(value: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Array(values) => values.iter().for_each(|value| members(value, found)),
+            Value::Object(object) => {
+                for (name, value) in object.iter().filter(|(name, _)| *name != "a store") {
+                    found.insert(name.clone());
+                    members(value, found);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_docs_name_each_member() {
+        let plan = Plan::new(Options::default());
+        let mut report =
+            Report::new(vec![("a store".into(), Results::default())], &plan, Vec::new(), Duration::from_secs(1));
+        report.setting.interrupted = Some(Interrupted::default());
+        let mut found = BTreeSet::new();
+        members(&report.json(), &mut found);
+        let docs = include_str!("../../../docs/comparison.md");
+        let (_, described) = docs.split_once("## comparison.json").expect("its chapter");
+        let (described, _) = described.split_once("## ").expect("the next one");
+        let named: BTreeSet<&str> = described.split('`').skip(1).step_by(2).collect();
+        let is_named = |member: &str| named.iter().any(|name| name.rsplit('.').next() == Some(member));
+        let missing: Vec<_> = found.iter().filter(|member| !is_named(member)).collect();
+        assert!(found.len() > 25 && missing.is_empty(), "{missing:?} of {}", found.len());
+    }
 }

@@ -24,9 +24,10 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Acquire + release",
         &[Group::Alone, Group::Keys],
-        "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered, as a \
-         service does that needs the lock to go on. So a pause of the server counts once, and not for the calls that would have come meanwhile: \
-         read p99.9 as what one caller in a row meets, not as what a caller meets who comes at any moment.",
+        "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered. So \
+         that a pause of the server counts for more than the one call that met it (coordinated omission), a call that took longer than two \
+         at the pace of the median counts for those, too, that would have been made meanwhile, each with its rest of the pause: the \
+         correction of HdrHistogram. The rate per second is without it.",
     ),
     (
         "A store named after two others",
@@ -45,7 +46,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Other kinds",
         &[Group::Kinds],
-        "the same with a lock that is taken in order of arrival, as a reader of a `rw_lock`, and with a permit of a semaphore, where the store has \
+        "the same with a lock that is taken in order of arrival, as a reader and as a writer of a `rw_lock`, and with a permit of a semaphore, where the store has \
          them: what the kind costs where nobody is in the way.",
     ),
     (

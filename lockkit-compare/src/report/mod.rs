@@ -69,7 +69,7 @@ pub struct Setting {
     pub impossible: Vec<String>,
     /// How many processors there are.
     pub processors: usize,
-    /// The operating system and the architecture.
+    /// The operating system and the architecture, and where Linux tells it the processor's model and the memory.
     pub system: String,
     /// When it was begun, in UTC, as RFC 3339 has it.
     pub at: String,
@@ -185,7 +185,7 @@ impl Setting {
             groups: plan.groups.iter().copied().collect(),
             impossible: Vec::new(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
-            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            system: system(),
             at: humantime::format_rfc3339_seconds(SystemTime::now() - took).to_string(),
             took,
             interrupted: None,
@@ -216,19 +216,37 @@ impl Setting {
         }
     }
 
-    /// One line about how the numbers came about.
+    /// How the numbers came about, in two lines.
     fn line(&self) -> String {
         format!(
-            "lockkit {}, {} build, {} processors, {}, {}measured in {} s at {}",
+            "lockkit {}, {} build, {}measured in {} s at {},\non {} processors, {}",
             self.version,
             self.build(),
-            self.processors,
-            self.system,
             if self.is_quick() { "quickly " } else { "" },
             self.took.as_secs(),
             self.at,
+            self.processors,
+            self.system,
         )
     }
+}
+
+/// The machine, as far as it tells.
+fn system() -> String {
+    let mut system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+    let told = |file: &str, name: &str| {
+        let text = std::fs::read_to_string(file).ok()?;
+        let (_, value) = text.lines().find(|line| line.starts_with(name))?.split_once(':')?;
+        Some(value.trim().to_owned())
+    };
+    if let Some(model) = told("/proc/cpuinfo", "model name") {
+        system += &format!(", {model}");
+    }
+    let kib = told("/proc/meminfo", "MemTotal").and_then(|value| value.trim_end_matches(" kB").parse::<u64>().ok());
+    if let Some(kib) = kib {
+        system += &format!(", {:.1} GiB", kib as f64 / 1_048_576.0);
+    }
+    system
 }
 
 impl Report {

@@ -107,7 +107,9 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
     sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| &store.pair);
     sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| &store.pair);
-    sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| store.pair.per_second());
+    sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| {
+        Figure::median(store.pair_rate.iter().copied())
+    });
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
@@ -122,6 +124,9 @@ fn alone(sheet: &mut Sheet<'_>) {
     });
     sheet.number("reader_p50", "a reader: acquire + release, p50", "µs", Better::Lower, |store| {
         store.reader.micros(0.5)
+    });
+    sheet.number("writer_p50", "a writer: acquire + release, p50", "µs", Better::Lower, |store| {
+        store.writer.micros(0.5)
     });
     sheet.number("permit_p50", "one of 1 000 permits: acquire + release, p50", "µs", Better::Lower, |store| {
         store.permit.micros(0.5)

@@ -28,7 +28,8 @@
     else if (limit && store.pair > limit) cons.push(`acquire and release took ${inWords(store.pair)} here`);
     else pros.push(`acquire and release took ${inWords(store.pair)} here`);
     for (const kind of answers.getAll('kind')) (store[kind] ? pros : cons).push(`${store[kind] ? 'has' : 'does not have'} ${kinds[kind]}`);
-    const runs = answers.getAll('run').includes(store.scheme);
+    // Behind a + is how its servers stand together, as in redis+sentinel.
+    const runs = answers.getAll('run').includes(store.scheme.split('+')[0]);
     if (runs) pros.push('you run it already');
     return { store, pros, cons, unknown, runs };
   };
