@@ -162,6 +162,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ORDER,
         code: r#"«format!("{BEGIN}{} WHERE FALSE; ", self.delete())»"#,
         without: "BEGIN.to_owned()",
-        noticed_by: "lockkit-mysql/mysql::mariadb::a_table_of_claims_that_is_locked_costs_no_holder_its_lease",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_client_that_waits_for_the_table_of_claims_has_no_row_locked",
     },
 ];

@@ -16,15 +16,14 @@ use lockkit_testkit::{
     servers::MySqlServer,
 };
 use sqlx::Executor;
-use tokio::time::timeout;
 
-use crate::support::{Ctx, TTL, config, eventually, raw, renewal, request, tests};
+use crate::support::{Ctx, TTL, claim, config, eventually, hold, is_held, raw, renew, renewal, request, rival, tests};
 
 tests! {
     all_kinds_of_holders_exclude_each_other
     they_do_when_connections_are_cut
     renewals_of_many_locks_and_all_else_do_not_deadlock
-    a_table_of_claims_that_is_locked_costs_no_holder_its_lease
+    a_client_that_waits_for_the_table_of_claims_has_no_row_locked
     a_hand_over_costs_the_same_however_many_wait
 }
 
@@ -208,36 +207,41 @@ async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
     }
 }
 
-/// Clients that ask in order need that table, and a holder needs the row of the lock.
-async fn a_table_of_claims_that_is_locked_costs_no_holder_its_lease(ctx: Arc<Ctx>) {
+/// Clients that ask in order, or share the lock, need that table, and a holder needs the row of the lock.
+async fn a_client_that_waits_for_the_table_of_claims_has_no_row_locked(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
-    let open = async || Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
-    let ttl = Duration::from_secs(3);
-    let guard = open().await.lock("k").ttl(ttl).acquire().await.expect("acquire");
-    // Of one process a single one would ask at a time.
-    let mut others = Vec::new();
-    for _ in 0..6 {
-        others.push(open().await);
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let [held, shared] = [claim(), Claim { mode: Mode::Shared, ..claim() }];
+    let (mut somebody, mut looks) = (raw(&server).await, raw(&server).await);
+    for claim in [&held, &shared] {
+        hold(&store, claim).await;
     }
-    let mut somebody = raw(&server).await;
+    // As a reader it is in the table of claims.
+    hold(&store, &rival(&shared)).await;
     somebody.execute("LOCK TABLES resource_lock_claim WRITE").await.expect("lock");
-    let asking = others.iter().map(|other| {
-        let lock = other.lock("k").ttl(ttl).fifo();
-        tokio::spawn(async move {
-            loop {
-                match lock.acquire().await {
-                    Ok(guard) => return guard.release().await.expect("release"),
-                    Err(error) => assert!(error.is_retryable(), "{error}"),
+    let waits = "SELECT 1 FROM information_schema.processlist WHERE state = 'Waiting for table metadata lock'";
+    for what in ["acquire", "release", "renew"] {
+        let of = if what == "acquire" { &held } else { &shared };
+        let asked = async {
+            match what {
+                "acquire" => {
+                    let in_order = AcquireRequest { order: Order::Fifo, ..request(&rival(&held)) };
+                    store.acquire(&in_order).await.map(drop)
                 }
+                "release" => store.release(&shared).await.map(drop),
+                _ => renew(&store, renewal(&shared)).await.map(drop),
             }
-        })
-    });
-    let asking: Vec<_> = asking.collect();
-    let lost = timeout(2 * ttl, guard.lost()).await;
-    assert!(lost.is_err(), "{lost:?}");
-    somebody.execute("UNLOCK TABLES").await.expect("unlock");
-    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
-    for asked in asking {
-        assert_eq!(asked.await.expect("no panic"), Outcome::Released);
+        };
+        let row_is_free = async {
+            eventually("it waits for the table", async || looks.fetch_optional(waits).await.expect("ask").is_some())
+                .await;
+            let lock = "SELECT id FROM resource_lock WHERE resource_name = ? FOR UPDATE NOWAIT";
+            let row = sqlx::query(lock).bind(of.key.as_str().as_bytes()).fetch_one(&mut looks).await;
+            row.map(drop).unwrap_or_else(|error| panic!("{what} has the row locked: {error}"));
+        };
+        let (answer, ()) = tokio::join!(asked, row_is_free);
+        assert!(answer.expect_err(what).is_retryable(), "{what}");
     }
+    somebody.execute("UNLOCK TABLES").await.expect("unlock");
+    assert!(is_held(&renew(&store, renewal(&held)).await));
 }
