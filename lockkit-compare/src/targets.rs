@@ -200,9 +200,8 @@ impl Targets {
             }
         }
         for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
-            let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
             match ZooKeeperServer::start(flavor).await {
-                Ok(server) => targets.start(name.to_owned(), server.url(), vec![PrivateServer::of(server)]),
+                Ok(server) => targets.start(name_of(&server).await?, server.url(), vec![PrivateServer::of(server)]),
                 Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
                 Err(error) => return Err(error.into()),
             }
@@ -325,6 +324,13 @@ impl Targets {
         self.list.push(Target { name, url, in_process, in_part: None, peer: None, warnings, servers });
         &self.list[self.list.len() - 1]
     }
+}
+
+/// What to call a ZooKeeper: it says its version as `Zookeeper version: 3.8.0-…`.
+async fn name_of(server: &ZooKeeperServer) -> Result<String> {
+    let said = server.word("srvr").await?;
+    let version = said.split_once("version: ").and_then(|(_, rest)| rest.split(['-', ',']).next());
+    Ok(format!("zookeeper {}", version.unwrap_or("of an unknown version")))
 }
 
 /// Private servers for a quorum, and its URL. The servers are new, and nobody can have held a lock there before.
