@@ -123,11 +123,13 @@ impl Contestant {
         match step {
             Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
             Step::Pair => {
-                results.add_pairs(&measure::pair(locker.lock(format!("{key}/pair")), slice).await?);
+                let round = measure::pair(locker.lock(format!("{key}/pair")), slice).await?;
+                results.pair.add(round.pair);
+                results.acquire.add(round.acquire);
+                results.release.add(round.release);
             }
             Step::ManyKeys => {
                 let (rate, pairs) = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
-                let pairs = pairs.at_pace();
                 results.many_keys.push(rate);
                 results.acquire_loaded.add(pairs.acquire);
                 results.release_loaded.add(pairs.release);

@@ -21,7 +21,7 @@ pub(crate) async fn pairs_by_delay(target: &Target, key: &str, plan: &Plan) -> R
     for delay in Plan::DELAYS {
         proxies.iter().for_each(|proxy| proxy.delay(Direction::ToClient, delay));
         let round = measure::pair(locker.lock(format!("{key}/delay")), plan.delay_slice(delay)).await?;
-        rounds.push((delay, round.at_pace().pair));
+        rounds.push((delay, round.pair));
     }
     Ok(rounds)
 }

@@ -151,7 +151,9 @@ async fn a_known_delay_comes_out() {
     let locker = Locker::shared_builder(Arc::<Altered<KnownStore>>::clone(&store)).build();
     let (mut results, slice) = (Results::default(), Duration::from_secs(1));
     let pairs = measure::pair(locker.lock("known/pair"), slice).await.expect("grants");
-    results.add_pairs(&pairs);
+    results.pair.add(pairs.pair);
+    results.acquire.add(pairs.acquire);
+    results.release.add(pairs.release);
     results.round_trip.add(measure::round_trip(&locker, "known", 3 * slice).await.expect("answers"));
     let report = report(results);
     let took = store.0.took.lock().expect("no panic").clone().map(|took| took.micros(0.5).expect("samples"));

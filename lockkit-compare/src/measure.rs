@@ -35,26 +35,14 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() }
     }
 
-    pub(crate) fn record(&mut self, acquire: Duration, release: Duration) {
+    fn record(&mut self, acquire: Duration, release: Duration) {
         self.pair.record(acquire + release);
         self.acquire.record(acquire);
         self.release.record(release);
-    }
-
-    /// How many there were in a second, one after the other; `None` without samples.
-    pub(crate) fn per_second(&self) -> Option<f64> {
-        Some(1e6 / self.pair.mean_micros()?)
-    }
-
-    /// As one meets them who asks at a steady pace: that of the median.
-    pub(crate) fn at_pace(&self) -> Self {
-        let pace = Duration::from_nanos((self.pair.micros(0.5).unwrap_or_default() * 1e3) as u64);
-        let [pair, acquire, release] = [&self.pair, &self.acquire, &self.release].map(|each| each.at_pace(pace));
-        Self { pair, acquire, release }
     }
 }
 

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     error::Error,
-    measure::Pairs,
     plan::Step,
     stats::{Latencies, median},
     timeline::{Fault, Timeline},
@@ -21,7 +20,6 @@ pub(crate) struct Results {
     pub(crate) pair: Rounds,
     pub(crate) acquire: Rounds,
     pub(crate) release: Rounds,
-    pub(crate) pair_rate: Vec<f64>,
     /// Acquisition and release of other kinds of locks: in order of arrival, as a reader, as a writer, of one permit.
     pub(crate) fifo: Rounds,
     pub(crate) reader: Rounds,
@@ -49,17 +47,6 @@ pub(crate) struct Results {
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
     pub(crate) absent: BTreeMap<Step, Absence>,
-}
-
-impl Results {
-    /// Adds a round of acquisitions and releases.
-    pub(crate) fn add_pairs(&mut self, round: &Pairs) {
-        self.pair_rate.extend(round.per_second());
-        let Pairs { pair, acquire, release } = round.at_pace();
-        self.pair.add(pair);
-        self.acquire.add(acquire);
-        self.release.add(release);
-    }
 }
 
 /// What a store says of itself.
@@ -110,6 +97,17 @@ impl Rounds {
     pub(crate) fn micros(&self, quantile: f64) -> Option<Figure> {
         let value = self.all()?.micros(quantile)?;
         Some(Figure::new(value, self.0.iter().filter_map(|round| round.micros(quantile))))
+    }
+
+    /// The same as one meets it who asks at a [steady pace](Latencies::at_pace), which is the sum of these medians.
+    pub(crate) fn at_pace_of(&self, steps: &[&Self]) -> Self {
+        let pace: f64 = steps.iter().filter_map(|step| Some(step.micros(0.5)?.value)).sum();
+        Self(self.0.iter().map(|round| round.at_pace(pace)).collect())
+    }
+
+    /// How many there were in a second, one after the other.
+    pub(crate) fn per_second(&self) -> Option<Figure> {
+        Figure::median(self.0.iter().filter_map(|round| Some(1e6 / round.mean_micros()?)))
     }
 
     /// The time for a share near all, as `micros`: `None` with so few samples that it would be the longest of them. It has no range if that is so

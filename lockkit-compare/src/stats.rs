@@ -25,8 +25,8 @@ impl Latencies {
     /// meanwhile and have waited for it. Without them a long pause of a server would count as a single slow call (coordinated omission).
     ///
     /// Gil Tene, "How NOT to Measure Latency", 2013; the correction is that of HdrHistogram.
-    pub(crate) fn at_pace(&self, pace: Duration) -> Self {
-        Self(self.0.clone_correct(u64::try_from(pace.as_nanos()).unwrap_or(u64::MAX)))
+    pub(crate) fn at_pace(&self, micros: f64) -> Self {
+        Self(self.0.clone_correct((micros * 1e3) as u64))
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
@@ -119,7 +119,7 @@ mod tests {
         let p99 = |answers: &Latencies| answers.micros(0.99).expect("samples");
         assert!((p99(&answers) - 1000.0).abs() < 2.0, "one of 901");
         // They would have waited for 99, 98, 97 ms and so on.
-        let corrected = answers.at_pace(pace);
+        let corrected = answers.at_pace(1000.0);
         assert_eq!(corrected.len(), 1000);
         assert!((p99(&corrected) - 90_000.0).abs() < 1000.0, "{}", p99(&corrected));
         assert_eq!(corrected.micros(0.5), answers.micros(0.5));

@@ -7,7 +7,6 @@ use lockkit::Moment;
 use super::PeerProgram;
 use crate::{
     error::Result,
-    measure::Pairs,
     plan::{Plan, Step},
     processes::{self, LEAST_HAND_OFFS},
     results::Results,
@@ -70,11 +69,14 @@ impl Measured {
             Answer::Paired { acquire, release } => (acquire, release),
             answer => return Err(unexpected(&answer)),
         };
-        let mut pairs = Pairs::new();
-        for (acquire, release) in acquire.into_iter().zip(release) {
-            pairs.record(Duration::from_nanos(acquire), Duration::from_nanos(release));
-        }
-        results.add_pairs(&pairs);
+        let rounds = |samples: &mut dyn Iterator<Item = u64>| {
+            let mut latencies = Latencies::new();
+            samples.for_each(|nanos| latencies.record(Duration::from_nanos(nanos)));
+            latencies
+        };
+        results.pair.add(rounds(&mut acquire.iter().zip(&release).map(|(acquire, release)| acquire + release)));
+        results.acquire.add(rounds(&mut acquire.into_iter()));
+        results.release.add(rounds(&mut release.into_iter()));
         Ok(())
     }
 }

@@ -48,12 +48,12 @@ const ACQUIRED: &str = "acquired within, in µs";
 /// Those of the groups that were measured.
 pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
     let shares = "of all, in %";
-    let latency = |id, title, x, of: fn(&Results) -> &Rounds| Curve {
+    let latency = |id, title, x, of: fn(&Results) -> Rounds| Curve {
         id,
         title,
         x,
         y: Axis::Share(shares),
-        lines: stores.iter().map(|store| distribution(of(store))).collect(),
+        lines: stores.iter().map(|store| distribution(&of(store))).collect(),
     };
     let by_keys = Curve {
         id: "by_keys",
@@ -70,11 +70,21 @@ pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
         lines: stores.iter().map(|store| store_by_delay(store, quantile)).collect(),
     };
     let all = [
-        (Group::Alone, latency("acquire", "Acquire: one task, nobody else", DONE, |store| &store.acquire)),
-        (Group::Alone, latency("release", "Release: one task, nobody else", DONE, |store| &store.release)),
+        (
+            Group::Alone,
+            latency("acquire", "Acquire: one task, nobody else", DONE, |store| {
+                store.acquire.at_pace_of(&[&store.pair])
+            }),
+        ),
+        (
+            Group::Alone,
+            latency("release", "Release: one task, nobody else", DONE, |store| {
+                store.release.at_pace_of(&[&store.pair])
+            }),
+        ),
         (
             Group::HandOff,
-            latency("hand_off", "Hand-off from one process to another", ACQUIRED, |store| &store.hand_off),
+            latency("hand_off", "Hand-off from one process to another", ACQUIRED, |store| store.hand_off.clone()),
         ),
         (Group::Keys, by_keys),
         (
@@ -104,8 +114,10 @@ fn by_keys(store: &Results) -> Vec<(f64, f64)> {
 }
 
 fn store_by_delay(store: &Results, quantile: f64) -> Vec<(f64, f64)> {
-    let millis =
-        |(delay, rounds): (&Duration, &Rounds)| Some((delay.as_secs_f64() * 1e3, rounds.micros(quantile)?.value / 1e3));
+    let millis = |(delay, rounds): (&Duration, &Rounds)| {
+        let rounds = if quantile > 0.5 { &rounds.at_pace_of(&[rounds]) } else { rounds };
+        Some((delay.as_secs_f64() * 1e3, rounds.micros(quantile)?.value / 1e3))
+    };
     store.by_delay.iter().filter_map(millis).collect()
 }
 

@@ -25,9 +25,9 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         "Acquire + release",
         &[Group::Alone, Group::Keys],
         "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered. So \
-         that a pause of the server counts for more than the one call that met it (coordinated omission), a call that took longer than two \
-         at the pace of the median counts for those, too, that would have been made meanwhile, each with its rest of the pause: the \
-         correction of HdrHistogram. The rate per second is without it.",
+         that a pause of the server counts for more than the one call that met it (coordinated omission), p99, p99.9 and the charts count \
+         for a call that took longer than two at the pace of the medians those, too, that would have been made meanwhile, each with its \
+         rest of the pause: the correction of HdrHistogram. The medians and the rates are without it.",
     ),
     (
         "A store named after two others",

@@ -105,19 +105,17 @@ fn alone(sheet: &mut Sheet<'_>) {
     });
     sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
-    sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| &store.pair);
-    sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| &store.pair);
-    sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| {
-        Figure::median(store.pair_rate.iter().copied())
-    });
+    sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| store.pair.at_pace_of(&[&store.pair]));
+    sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| store.pair.at_pace_of(&[&store.pair]));
+    sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| store.pair.per_second());
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
     });
     sheet.number("acquire_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire.micros(0.5));
-    sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| &store.acquire);
+    sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| store.acquire.at_pace_of(&[&store.pair]));
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
-    sheet.tail("release_p999", "release, p99.9", 0.999, |store| &store.release);
+    sheet.tail("release_p999", "release, p99.9", 0.999, |store| store.release.at_pace_of(&[&store.pair]));
     sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
     sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
         store.fifo.micros(0.5)
@@ -136,9 +134,13 @@ fn alone(sheet: &mut Sheet<'_>) {
         Figure::median(store.many_keys.iter().copied())
     });
     sheet.number("acquire_loaded_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire_loaded.micros(0.5));
-    sheet.tail("acquire_loaded_p999", "acquire, p99.9", 0.999, |store| &store.acquire_loaded);
+    sheet.tail("acquire_loaded_p999", "acquire, p99.9", 0.999, |store| {
+        store.acquire_loaded.at_pace_of(&[&store.acquire_loaded, &store.release_loaded])
+    });
     sheet.number("release_loaded_p50", "release, p50", "µs", Better::Lower, |store| store.release_loaded.micros(0.5));
-    sheet.tail("release_loaded_p999", "release, p99.9", 0.999, |store| &store.release_loaded);
+    sheet.tail("release_loaded_p999", "release, p99.9", 0.999, |store| {
+        store.release_loaded.at_pace_of(&[&store.acquire_loaded, &store.release_loaded])
+    });
 }
 
 fn contests(sheet: &mut Sheet<'_>) {
@@ -169,7 +171,7 @@ fn contests(sheet: &mut Sheet<'_>) {
 fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.group("Hand-off from one process to another", Step::HandOff);
     sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| store.hand_off.micros(0.5));
-    sheet.tail("hand_off_p99", "release to acquired, p99", 0.99, |store| &store.hand_off);
+    sheet.tail("hand_off_p99", "release to acquired, p99", 0.99, |store| store.hand_off.clone());
     if sheet.plan.takes(Step::RoundTrip) {
         sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
             ratio(&store.hand_off, &store.round_trip)
@@ -212,10 +214,12 @@ const BY_DELAY: [[&str; 4]; 4] = [
 fn delays(sheet: &mut Sheet<'_>) {
     sheet.group("Each round trip delayed by the network", Step::Delay);
     for (delay, [p50, p99, title_p50, title_p99]) in Plan::DELAYS.into_iter().zip(BY_DELAY) {
-        let micros = |store: &Results, quantile| store.by_delay.get(&delay)?.micros(quantile);
-        sheet.number(p50, title_p50, "µs", Better::Lower, |store| micros(store, 0.5));
+        sheet.number(p50, title_p50, "µs", Better::Lower, |store| store.by_delay.get(&delay)?.micros(0.5));
         // At the longest delay it is about the worst of the two dozen samples of a round: too much of it is chance to judge by.
-        sheet.number(p99, title_p99, "µs", Better::Neither, |store| micros(store, 0.99));
+        sheet.number(p99, title_p99, "µs", Better::Neither, |store| {
+            let rounds = store.by_delay.get(&delay)?;
+            rounds.at_pace_of(&[rounds]).micros(0.99)
+        });
     }
     let [.., from, to] = Plan::DELAYS;
     sheet.number("delay_round_trips", "acquire + release, by its growth", "round trips", Better::Lower, |store| {
@@ -290,7 +294,7 @@ impl Sheet<'_> {
     }
 
     /// The time that nearly all samples did not exceed.
-    fn tail(&mut self, id: &'static str, title: &'static str, quantile: f64, of: impl Fn(&Results) -> &Rounds) {
+    fn tail(&mut self, id: &'static str, title: &'static str, quantile: f64, of: impl Fn(&Results) -> Rounds) {
         let too_few = || Cell::Absent(Some(Absence::Inapplicable("too few samples for a p99 or p99.9")));
         self.row(id, title, "µs", Better::Lower, |store| {
             let rounds = of(store);
