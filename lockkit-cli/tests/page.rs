@@ -142,7 +142,9 @@ async fn the_page_works_in_a_browser() {
     assert_eq!(run_already[0], (redis.clone(), false), "of two that fit, the one that runs already");
     let cluster = dir.path().join("cluster.html");
     let (before, after) = (r#""scheme":"redis""#, r#""scheme":"redis+cluster""#);
-    fs::write(&cluster, fs::read_to_string(&page).unwrap().replace(before, after)).unwrap();
+    let text = fs::read_to_string(&page).unwrap();
+    assert!(text.contains(before));
+    fs::write(&cluster, text.replace(before, after)).unwrap();
     let several = sorted(&open(&cluster, "where=one&run=redis", 1200).0);
     assert_eq!(several[0], (redis, false), "several servers of a kind are of that kind");
 

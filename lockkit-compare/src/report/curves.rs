@@ -72,15 +72,11 @@ pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
     let all = [
         (
             Group::Alone,
-            latency("acquire", "Acquire: one task, nobody else", DONE, |store| {
-                store.acquire.at_pace_of(&[&store.pair])
-            }),
+            latency("acquire", "Acquire: one task, nobody else", DONE, |store| store.acquire.at_pace_of(&store.pair)),
         ),
         (
             Group::Alone,
-            latency("release", "Release: one task, nobody else", DONE, |store| {
-                store.release.at_pace_of(&[&store.pair])
-            }),
+            latency("release", "Release: one task, nobody else", DONE, |store| store.release.at_pace_of(&store.pair)),
         ),
         (
             Group::HandOff,
@@ -115,7 +111,7 @@ fn by_keys(store: &Results) -> Vec<(f64, f64)> {
 
 fn store_by_delay(store: &Results, quantile: f64) -> Vec<(f64, f64)> {
     let millis = |(delay, rounds): (&Duration, &Rounds)| {
-        let rounds = if quantile > 0.5 { &rounds.at_pace_of(&[rounds]) } else { rounds };
+        let rounds = if quantile > 0.5 { &rounds.at_pace_of(rounds) } else { rounds };
         Some((delay.as_secs_f64() * 1e3, rounds.micros(quantile)?.value / 1e3))
     };
     store.by_delay.iter().filter_map(millis).collect()

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_docs_name_each_member() {
+    fn the_docs_name_each_member_but_those_of_timelines_and_changes() {
         let plan = Plan::new(Options::default());
         let mut report =
             Report::new(vec![("a store".into(), Results::default())], &plan, Vec::new(), Duration::from_secs(1));

@@ -25,9 +25,9 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         "Acquire + release",
         &[Group::Alone, Group::Keys],
         "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered. So \
-         that a pause of the server counts for more than the one call that met it (coordinated omission), p99, p99.9 and the charts count \
-         for a call that took longer than two at the pace of the medians those, too, that would have been made meanwhile, each with its \
-         rest of the pause: the correction of HdrHistogram. The medians and the rates are without it.",
+         that a pause of the server counts for more than the one call that met it (coordinated omission), p99, p99.9 and the charts add, for a call \
+         that took more than two medians of the pair, those that would have been made at that pace meanwhile, each with its rest of the pause: \
+         the correction of HdrHistogram. Medians and rates are without it, and so are 64 tasks at once, which ask as fast as they can.",
     ),
     (
         "A store named after two others",
@@ -97,7 +97,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         "Delay of the network",
         &[Group::Delay],
         "acquire + release through a proxy before each private server, which delivers every answer that much later; the time of the proxy \
-         itself is in it. The round trips are what a release and an acquisition take longer from 5 to 20 ms, divided by 15 ms. At 20 ms there are \
+         itself is in it. The round trips are what a release and an acquisition take longer from 5 to 20 ms, divided by 15 ms. p99 is corrected as above. At 20 ms there are \
          some two dozen samples in a round, and p99 is about the worst of them.",
     ),
     (

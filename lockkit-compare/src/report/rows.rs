@@ -105,17 +105,17 @@ fn alone(sheet: &mut Sheet<'_>) {
     });
     sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
-    sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| store.pair.at_pace_of(&[&store.pair]));
-    sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| store.pair.at_pace_of(&[&store.pair]));
+    sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| store.pair.at_pace_of(&store.pair));
+    sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| store.pair.at_pace_of(&store.pair));
     sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| store.pair.per_second());
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
     });
     sheet.number("acquire_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire.micros(0.5));
-    sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| store.acquire.at_pace_of(&[&store.pair]));
+    sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| store.acquire.at_pace_of(&store.pair));
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
-    sheet.tail("release_p999", "release, p99.9", 0.999, |store| store.release.at_pace_of(&[&store.pair]));
+    sheet.tail("release_p999", "release, p99.9", 0.999, |store| store.release.at_pace_of(&store.pair));
     sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
     sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
         store.fifo.micros(0.5)
@@ -134,13 +134,9 @@ fn alone(sheet: &mut Sheet<'_>) {
         Figure::median(store.many_keys.iter().copied())
     });
     sheet.number("acquire_loaded_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire_loaded.micros(0.5));
-    sheet.tail("acquire_loaded_p999", "acquire, p99.9", 0.999, |store| {
-        store.acquire_loaded.at_pace_of(&[&store.acquire_loaded, &store.release_loaded])
-    });
+    sheet.tail("acquire_loaded_p999", "acquire, p99.9", 0.999, |store| store.acquire_loaded.clone());
     sheet.number("release_loaded_p50", "release, p50", "µs", Better::Lower, |store| store.release_loaded.micros(0.5));
-    sheet.tail("release_loaded_p999", "release, p99.9", 0.999, |store| {
-        store.release_loaded.at_pace_of(&[&store.acquire_loaded, &store.release_loaded])
-    });
+    sheet.tail("release_loaded_p999", "release, p99.9", 0.999, |store| store.release_loaded.clone());
 }
 
 fn contests(sheet: &mut Sheet<'_>) {
@@ -218,7 +214,7 @@ fn delays(sheet: &mut Sheet<'_>) {
         // At the longest delay it is about the worst of the two dozen samples of a round: too much of it is chance to judge by.
         sheet.number(p99, title_p99, "µs", Better::Neither, |store| {
             let rounds = store.by_delay.get(&delay)?;
-            rounds.at_pace_of(&[rounds]).micros(0.99)
+            rounds.at_pace_of(rounds).micros(0.99)
         });
     }
     let [.., from, to] = Plan::DELAYS;

@@ -101,6 +101,8 @@ async fn what_a_former_primary_knows_of_locks_is_told_to_nobody(ctx: Arc<Ctx>) {
 async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let (proxy, config) = proxied(&server).await;
+    // It waits for the answer for as long as the rest takes.
+    let config = config.timeout(Duration::from_secs(20));
     let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), raw(&server).await);
     know(&server).await;
     look(&store).await.expect("its statement is prepared");

@@ -391,8 +391,7 @@ async fn in_the_end<T, F: Future<Output = StoreResult<T>>>(mut ask: impl FnMut()
     }
 }
 
-/// Whether this claim's holder is shown. A quorum of which a node does not answer shows all that may hold the lock: also one that was
-/// granted it by a node that the holder's own request has not reached.
+/// Whether this claim's holder is shown. While a node is silent, a quorum also shows those that only a minority granted.
 fn may_hold(state: &KeyState, claim: &Claim) -> bool {
     state.key == claim.key && state.holders.iter().any(|holder| holder.token == Some(claim.token))
 }

@@ -63,7 +63,7 @@ async fn the_fences_of_those_that_wait_lie_above_the_readers() {
     let server = Server::start().await;
     let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
     let mut highest = Fence::NONE;
-    // From 2^52 on they are counted, and no longer follow from transactions.
+    // A raise by 100 000 is less than the numbers of a thousand transactions. From 2^52 on they are counted, and no longer follow from transactions.
     for (floor, span, raise) in
         [(0, 1, 0), (0, 128, 0), (0, 5000, 7), (0, 1, 100_000), (1 << 52, 65, 0), (0, 128, 100_000), (0, 1, 7)]
     {
