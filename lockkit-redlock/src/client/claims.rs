@@ -112,7 +112,8 @@ impl Remembered {
         self.added += 1;
         if self.added >= SWEEP.max(self.entries.len()) {
             self.added = 0;
-            self.entries.retain(|_, entry| now < entry.lapse());
+            // A call that stood still for long may still ask for it, and has to be found by what comes after.
+            self.entries.retain(|_, entry| now < entry.lapse() || Arc::strong_count(entry) > 1);
         }
         let entry = Arc::new(Entry {
             claim: request.claim.clone(),
@@ -217,5 +218,31 @@ impl Entry {
     pub(crate) fn is_granted_at(&self, node: usize) -> bool {
         let granted = |grant: &Grant| grant.nodes[node].counts.or(grant.nodes[node].on_probation).is_some();
         unpoisoned(&self.grant).as_ref().is_some_and(granted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{FenceRequest, LockKey, Mode, Order};
+
+    use super::*;
+
+    fn begun(claims: &Claims, now: Moment) -> Arc<Entry> {
+        let (token, ttl) = (Token::random().expect("token"), Duration::from_secs(1));
+        let claim = Claim { key: LockKey::new("a").expect("name"), token, mode: Mode::Exclusive };
+        let (fence, holder) = (FenceRequest::default(), HolderInfo::new("h"));
+        let asked = AcquireRequest { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence, holder, from: None };
+        let Begun::Attempt(entry) = claims.begin(&asked, now) else { panic!("it is new") };
+        entry
+    }
+
+    /// Its call stands still, and may be granted a lease when it goes on.
+    #[test]
+    fn a_claim_that_is_being_asked_for_is_not_forgotten() {
+        let (claims, begin) = (Claims::default(), Moment::from_nanos(1));
+        let (asked, dropped) = (begun(&claims, begin), begun(&claims, begin).claim.token);
+        let later = begin + Duration::from_secs(3600);
+        (0..SWEEP).for_each(|_| drop(begun(&claims, later)));
+        assert!(claims.get(&asked.claim.token).is_some() && claims.get(&dropped).is_none());
     }
 }

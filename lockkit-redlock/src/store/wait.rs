@@ -13,7 +13,8 @@
 
 use std::time::Duration;
 
-use lockkit_core::{AcquireRequest, Attempt, Effect, Fence, LockKey, Order, Waiting};
+use lockkit_core::{AcquireRequest, Attempt, Effect, Error, Fence, LockKey, Order, Waiting, store::Sent};
+use tokio::time::timeout;
 
 use crate::{
     client::quorum::Quorum,
@@ -47,7 +48,13 @@ impl OpenAttempt<'_> {
         let wait = request.wait.min(SAFETY_POLL);
         let there = AcquireRequest { wait, order: Order::Any, fence: proposal(request), ..request.clone() };
         self.entry.asked(clock.now() + wait, request.ttl);
-        match node.acquire(&there, clock).await {
+        // The node may stop answering in the middle, which must not keep its client from the others.
+        let limit = wait + self.quorum.config.timeout_for(request.ttl);
+        let answer = timeout(limit, node.acquire(&there, clock)).await.unwrap_or_else(|_| {
+            node.note_slow(true);
+            Err(Error::no_answer(limit, Sent::Yes))
+        });
+        match answer {
             Ok(Attempt::Granted(hold)) => {
                 self.holds(rendezvous, true);
                 return Some(hold.fence);

@@ -248,6 +248,40 @@ async fn after_a_wait_nodes_that_are_still_releasing_are_no_failure() {
     }
 }
 
+/// A node that answers all but a request that waits.
+#[derive(Debug)]
+struct NeverWakes(MemoryStore);
+
+#[async_trait]
+impl Alter for NeverWakes {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.wait.is_zero() { self.0.acquire(request).await } else { std::future::pending().await }
+    }
+}
+
+/// It is waited for at one of them for a second. By then the lock is free at all.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_stops_answering_in_the_middle_of_a_wait_keeps_nobody_from_the_others() {
+    let (stores, theirs) = (memories(3), claim("a"));
+    let nodes = stores.iter().map(|node| Node::new(Arc::new(Altered(NeverWakes(node.clone())))));
+    let store = RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum");
+    for node in &stores {
+        hold(node, &theirs).await;
+    }
+    refused_to_wait(&store, &claim("a")).await;
+    for node in &stores {
+        free(node, &theirs).await;
+    }
+    let waiting = AcquireRequest { wait: TTL, ..request(&claim("a")) };
+    let (start, answer) = (tokio::time::Instant::now(), tokio::time::timeout(TTL, store.acquire(&waiting)).await);
+    assert!(matches!(answer, Ok(Ok(Attempt::Granted(_)))), "{answer:?}");
+    assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+}
+
 /// Whether the lock `a` can be had at a node.
 async fn is_free_at(node: &MemoryStore) -> bool {
     let mine = claim("a");
