@@ -6,7 +6,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
     Claim, Event, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
-    engine::{Ask, Doubts, Engine, Limit, Terms},
+    engine::{Ask, BackgroundTask, Doubts, Engine, Limit, Terms},
     store::{Identity, identity},
 };
 
@@ -346,6 +346,11 @@ impl Lock {
 
     pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
         &self.engine.store
+    }
+
+    /// Something for a shutdown to wait for.
+    pub(crate) fn under_way(&self) -> BackgroundTask {
+        BackgroundTask::new(&self.engine)
     }
 
     pub(crate) async fn store_identity(&self) -> Result<Identity> {

@@ -12,6 +12,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     Clock, Error, Guard, Lock, LossReason, Outcome, Result, Status, SystemClock,
+    engine::BackgroundTask,
     store::{Identity, join_all},
 };
 
@@ -67,10 +68,13 @@ impl MultiLock {
     /// locks of several stores also those of [`identity`](crate::store::identity): all nodes of a quorum have to be up once for that.
     ///
     /// # Cancellation
-    /// As [`Lock::acquire`]; those that were taken are released in the background.
+    /// As [`Lock::acquire`]; those that were taken are released in the background. As long as the future is kept without being polled, they are
+    /// held and renewed: drop what you do not poll.
     pub async fn acquire(&self) -> Result<MultiGuard> {
+        let order = self.order().await?;
+        let _under_way = self.under_way();
         let mut taken = Vec::new();
-        for place in self.order().await? {
+        for place in order {
             let guard = while_held(&taken, self.locks[*place].acquire()).await?;
             taken.push((*place, guard));
         }
@@ -97,8 +101,11 @@ impl MultiLock {
     /// # Cancellation
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, wait: Duration) -> Result<Option<MultiGuard>> {
-        let (started, mut taken) = (SystemClock.now(), Vec::new());
-        for place in self.order().await? {
+        let started = SystemClock.now();
+        let order = self.order().await?;
+        let _under_way = self.under_way();
+        let mut taken = Vec::new();
+        for place in order {
             let waited = SystemClock.now().since(started);
             let answer = while_held(&taken, self.locks[*place].acquire_within_rest(wait, waited)).await?;
             match answer {
@@ -111,6 +118,11 @@ impl MultiLock {
             }
         }
         MultiGuard::of(taken).held().map(Some)
+    }
+
+    /// Has a shutdown wait until what was taken is given back. To be dropped after that.
+    fn under_way(&self) -> Vec<BackgroundTask> {
+        self.locks.iter().map(Lock::under_way).collect()
     }
 
     async fn order(&self) -> Result<&Vec<usize>> {

@@ -234,3 +234,21 @@ async fn what_an_acquisition_left_at_the_store_is_told_with_its_error() -> Resul
     }
     Ok(())
 }
+
+/// It waits in this process, and has nothing under way at the store.
+#[tokio::test]
+async fn what_was_taken_of_several_locks_is_given_back() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (locker, other) = (Locker::new(memory.clone()), Locker::new(memory));
+    let held = locker.lock("b").acquire().await?;
+    let several = locker.multi(["a", "b"]);
+    let waiting = tokio::spawn(async move { several.acquire().await.map(drop) });
+    while other.lock("a").inspect().await?.holders.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    locker.shutdown(SOON).await?;
+    assert!(other.lock("a").try_acquire().await?.is_some(), "it is held by nobody");
+    assert_eq!(waiting.await.expect("no panic").expect_err("closed").kind(), ErrorKind::Closed);
+    assert_eq!(held.release().await?, Outcome::Released);
+    Ok(())
+}

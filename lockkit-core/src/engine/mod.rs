@@ -40,6 +40,7 @@ pub(crate) use self::{
     ask::{Ask, Limit, Terms},
     home::Home,
     lease::{Lease, LeaseStatus},
+    outstanding::BackgroundTask,
     wait::Doubts,
 };
 use self::{

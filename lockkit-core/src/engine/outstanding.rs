@@ -45,10 +45,10 @@ impl Outstanding {
 }
 
 /// One background task, counted from its creation to its end, also if its runtime drops it.
-pub(super) struct BackgroundTask(Arc<Engine>);
+pub(crate) struct BackgroundTask(Arc<Engine>);
 
 impl BackgroundTask {
-    pub(super) fn new(engine: &Arc<Engine>) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
         engine.outstanding.begin();
         Self(Arc::clone(engine))
     }
