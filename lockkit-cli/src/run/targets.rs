@@ -68,19 +68,19 @@ impl Targets {
         let group = leader.filter(|_| self.own_group).map(|leader| leader.as_raw_nonzero().get());
         let in_group: HashSet<_> =
             seen.iter().filter(|(_, stat)| group == Some(stat.group)).map(|(pid, _)| *pid).collect();
-        let mut all = with_descendants(&seen, |pid| leader == Some(pid) || in_group.contains(&pid));
-        // That somebody is gone already is fine, and what may not be signalled is said by `kill`.
+        // First, for to read the environment of another process blocks while that process loads a new program or maps memory, which may
+        // take as long as its disk likes. That somebody is gone already is fine, and what may not be signalled is said by `kill`.
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
+        let mut all = with_descendants(&seen, |pid| leader == Some(pid) || in_group.contains(&pid));
         let send = |process: &Process| {
             if leader != Some(process.pid) && !in_group.contains(&process.pid) {
                 process.signal(signal);
             }
         };
         all.iter().for_each(send);
-        // After those: reading the environment of another process blocks while that process loads a new program, which may take as long
-        // as its disk likes.
+        // After those, for the same reason.
         let mut others = with_descendants(&seen, |pid| is_in_environment(pid, &self.run));
         others.retain(|process| !all.iter().any(|known| known.is(process)));
         others.iter().for_each(send);
