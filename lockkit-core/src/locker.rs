@@ -108,7 +108,9 @@ impl Locker {
     ///
     /// Each permit has a lease of its own, and is there again when that is released or lapses. Those that wait get theirs in
     /// the [order](Lock::fifo) in which they came. All users of a name must agree on the number of permits: as long as anybody
-    /// holds or awaits one, another number is refused as `InvalidInput`. Exclusive locks of the same name, and readers, exclude
+    /// holds or awaits one, another number is refused as `InvalidInput`. To change it, acquire the exclusive lock of the name in order
+    /// ([`lock`](Self::lock)`(name).`[`fifo`](Lock::fifo)`()`), which waits until all permits are back and lets none out, replace the clients
+    /// by those that know the new number, and release it. Exclusive locks of the same name, and readers, exclude
     /// the permits and are excluded by them; as to [`lock`](Self::lock), see [`rw_lock`](Self::rw_lock).
     ///
     /// A permit's fence is larger than those of all permits before it, but is an order and no admission: others that were given out

@@ -13,6 +13,7 @@ cases! { "modes":
     permits_are_never_exceeded [PERMITS] "At most so many hold a semaphore as it has permits."
     a_differing_permit_count_is_refused [PERMITS] "Users of a semaphore must agree on its permits."
     those_that_wait_settle_the_permit_count [PERMITS] "That holds also while somebody waits for a permit, and nobody has one."
+    the_permit_count_changes_under_an_exclusive_lock [PERMITS] "Whoever has the exclusive lock in order has waited for all permits; after it, users agree on another number."
     all_permits_are_shown [PERMITS] "All that hold a permit are shown, and of how many it is."
     the_same_claim_holds_one_permit [PERMITS] "A claim that asks again for the permit that it holds has one, with one fence (R1)."
     a_double_release_adds_no_permit [PERMITS] "A permit that is released twice is given back once."
@@ -70,6 +71,24 @@ async fn those_that_wait_settle_the_permit_count(ctx: Ctx) -> CaseResult {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert_eq!(guard.release().await?, Outcome::Released);
     assert!(waiter.await??.is_some(), "the waiter was left behind");
+    Ok(())
+}
+
+async fn the_permit_count_changes_under_an_exclusive_lock(ctx: Ctx) -> CaseResult {
+    let (mine, other, name, three) = (ctx.locker().await?, ctx.locker().await?, ctx.name(), TWO.saturating_add(1));
+    let one = other.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    let all = mine.lock(&name).ttl(LONG).fifo();
+    let changing = tokio::spawn(async move { all.acquire_within(LONG).await });
+    wait_for_waiter(&other.lock(&name)).await?;
+    assert!(other.semaphore(&name, TWO).try_acquire().await?.is_none(), "a permit was had before the one that waits");
+    assert_eq!(one.release().await?, Outcome::Released);
+    let alone = changing.await??.ok_or("all permits are back, but it waits")?;
+    assert!(other.semaphore(&name, three).try_acquire().await?.is_none(), "a permit beside an exclusive lock");
+    assert_eq!(alone.release().await?, Outcome::Released);
+    let changed = other.semaphore(&name, three).ttl(LONG).acquire_within(LONG).await?;
+    assert!(changed.is_some(), "another number, and nobody there");
+    let error = mine.semaphore(&name, TWO).try_acquire().await.expect_err("counts differ");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
     Ok(())
 }
 
