@@ -99,7 +99,7 @@ impl Rounds {
         Some(Figure::new(value, self.0.iter().filter_map(|round| round.micros(quantile))))
     }
 
-    /// The same as one meets it who asks at a [steady pace](Latencies::at_pace): once in the median of `pairs`.
+    /// What a client would have measured that asks at a [steady pace](Latencies::at_pace): once in the median of `pairs`.
     pub(crate) fn at_pace_of(&self, pairs: &Self) -> Self {
         let pace = pairs.micros(0.5).map_or(0.0, |median| median.value);
         Self(self.0.iter().map(|round| round.at_pace(pace)).collect())

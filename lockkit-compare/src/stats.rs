@@ -26,8 +26,9 @@ impl Latencies {
         self.measured += 1;
     }
 
-    /// The same as one meets it who asks once in so many µs: a call that took longer counts for those, too, that would have been made
-    /// meanwhile and have waited for it. Without them a long pause of a server would count as a single slow call (coordinated omission).
+    /// What a client would have measured that asks once in so many µs, whether or not it has its answers: for a call that took longer, the
+    /// calls are added that would have been made meanwhile and would have waited for the rest of it. Without them a long pause of a server
+    /// would count as a single slow call (coordinated omission).
     ///
     /// Gil Tene, "How NOT to Measure Latency", 2013; the correction is that of HdrHistogram.
     pub(crate) fn at_pace(&self, micros: f64) -> Self {

@@ -68,8 +68,8 @@ impl Targets {
         let group = leader.filter(|_| self.own_group).map(|leader| leader.as_raw_nonzero().get());
         let in_group: HashSet<_> =
             seen.iter().filter(|(_, stat)| group == Some(stat.group)).map(|(pid, _)| *pid).collect();
-        // First, for to read the environment of another process blocks while that process loads a new program or maps memory, which may
-        // take as long as its disk likes. That somebody is gone already is fine, and what may not be signalled is said by `kill`.
+        // CMD comes first: reading the environment of another process blocks while that process loads a new program or maps memory, and
+        // that may take as long as its disk likes. An error is fine: CMD may be gone, and `kill` tells of what may not be signalled.
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
@@ -80,7 +80,7 @@ impl Targets {
             }
         };
         all.iter().for_each(send);
-        // After those, for the same reason.
+        // These come last, for the same reason.
         let mut others = with_descendants(&seen, |pid| is_in_environment(pid, &self.run));
         others.retain(|process| !all.iter().any(|known| known.is(process)));
         others.iter().for_each(send);

@@ -24,10 +24,10 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Acquire + release",
         &[Group::Alone, Group::Keys],
-        "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered. So \
-         that a pause of the server counts for more than the one call that met it (coordinated omission), p99, p99.9 and the charts add, for a call \
-         that took more than two medians of the pair, those that would have been made at that pace meanwhile, each with its rest of the pause: \
-         the correction of HdrHistogram. Medians and rates are without it, and so are 64 tasks at once, which ask as fast as they can.",
+        "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered, so that \
+         a pause of the server is met by one call alone (coordinated omission). p99, p99.9 and the charts make up for that, as HdrHistogram does: for \
+         a call that took more than two medians of the pair, they add the calls that would have been made meanwhile, one in each median, each with \
+         its rest of the pause. Medians and rates are not corrected, nor are 64 tasks at once, which ask as fast as they can.",
     ),
     (
         "A store named after two others",
