@@ -1,17 +1,19 @@
 //! One `Locker` on several runtimes, of which some end.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{RecvTimeoutError, TryRecvError},
     },
+    task::{Context, Waker},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, Liveness, LockStore, Locker, LossReason, MemoryStore,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, Liveness, LockKey, LockStore, Locker, LossReason, MemoryStore,
     Outcome, OwnThread, Query, Release, Renewal, Renewed, Result, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
@@ -48,6 +50,36 @@ fn leases_are_renewed_after_the_first_runtime_ended() -> Result<()> {
         assert_eq!(late.release().await?, Outcome::Released);
         Ok(())
     })
+}
+
+fn is_pending<T>(waiting: &mut (impl Future<Output = T> + Unpin)) -> bool {
+    Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// The locker moves to the runtime of the one who has it, not of the one who gave it.
+#[test]
+fn a_lease_is_renewed_after_the_runtime_that_handed_it_over_ended() -> Result<()> {
+    let store = MemoryStore::new();
+    let (locker, key) = (Locker::new(store.clone()), Query::Keys(vec![LockKey::new("a")?]));
+    let (lock, first, second) = (locker.lock("a").ttl(KEPT), runtime(), runtime());
+    let (mut next, mut last) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+    let granted = first.block_on(async {
+        let given = lock.acquire().await?;
+        assert!(is_pending(&mut next));
+        assert_eq!(given.release().await?, Outcome::Released);
+        // The lease of one that found another waiting can be handed over.
+        assert!(is_pending(&mut last));
+        let given = next.await?;
+        let granted = store.inspect(&key).await?;
+        assert_eq!(given.release().await?, Outcome::Released);
+        Ok::<_, Error>(granted)
+    })?;
+    let kept = second.block_on(last)?;
+    assert_eq!(first.block_on(store.inspect(&key))?[0].holders[0].token, granted[0].holders[0].token, "handed over");
+    drop(first);
+    std::thread::sleep(LAPSED);
+    assert!(kept.is_held());
+    Ok(())
 }
 
 #[test]

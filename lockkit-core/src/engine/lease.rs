@@ -4,7 +4,7 @@
 //! late reply says, a lease that ended stays ended.
 
 use std::{
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
@@ -28,8 +28,10 @@ pub(crate) struct Lease {
     pub(crate) spare_fences: u32,
     /// When this holder got the lease.
     pub(crate) since: Moment,
-    /// Where: it can be looked after there if the timer task has to move.
-    pub(crate) runtime: Option<Handle>,
+    /// Where it was granted, or given: it can be looked after there if the timer task has to move.
+    given_on: Option<Handle>,
+    /// Where its holder took it, if another gave it.
+    taken_on: OnceLock<Handle>,
     state: Mutex<LeaseState>,
     ended: Notify,
 }
@@ -91,7 +93,8 @@ impl Lease {
             fence: hold.fence,
             spare_fences: hold.span.saturating_sub(1),
             since,
-            runtime: Handle::try_current().ok(),
+            given_on: Handle::try_current().ok(),
+            taken_on: OnceLock::new(),
             state: Mutex::new(LeaseState {
                 hold_limit: terms.max_hold.map(|limit| since + limit),
                 taken: true,
@@ -111,7 +114,8 @@ impl Lease {
             fence: if self.fence == Fence::NONE { Fence::NONE } else { self.fence.offset(1) },
             spare_fences: self.spare_fences - 1,
             since: now,
-            runtime: Handle::try_current().ok(),
+            given_on: Handle::try_current().ok(),
+            taken_on: OnceLock::new(),
             state: Mutex::new(LeaseState {
                 next_event: state.next_event,
                 asked_again_until: state.asked_again_until,
@@ -119,6 +123,20 @@ impl Lease {
             }),
             ended: Notify::new(),
         }
+    }
+
+    /// Where it can be looked after, the holder's own runtime first.
+    pub(crate) fn runtimes(&self) -> impl Iterator<Item = &Handle> {
+        self.taken_on.get().into_iter().chain(&self.given_on)
+    }
+
+    /// The holder has it, from now on, and on this runtime.
+    pub(crate) fn take(&self, state: &mut LeaseState, now: Moment) {
+        if let Ok(here) = Handle::try_current() {
+            self.taken_on.get_or_init(|| here);
+        }
+        (state.taken, state.held_since) = (true, now);
+        state.hold_limit = self.terms.max_hold.map(|limit| now + limit);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
@@ -214,12 +232,6 @@ impl LeaseState {
     /// From now on the lock is to be kept for so long since its holder got it.
     pub(crate) fn keep_for(&mut self, at_least: Duration) {
         self.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());
-    }
-
-    /// The holder has it, from now on.
-    pub(crate) fn take(&mut self, terms: &Terms, now: Moment) {
-        (self.taken, self.held_since) = (true, now);
-        self.hold_limit = terms.max_hold.map(|limit| now + limit);
     }
 
     /// How many holds there are that somebody has.

@@ -163,7 +163,7 @@ impl Engine {
             self.tell(lease, ending);
             return false;
         }
-        state.take(&lease.terms, now);
+        lease.take(&mut state, now);
         if let Some(seat) = &state.seat {
             self.queues.at(seat, |queue, _| queue.holds(Arc::downgrade(lease)));
         }

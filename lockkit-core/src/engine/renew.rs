@@ -71,7 +71,7 @@ impl Timers {
     pub(super) fn runtimes(&self) -> Vec<Handle> {
         let mut seen = HashSet::new();
         let queue = unpoisoned(&self.queue);
-        let runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
+        let runtimes = queue.leases.values().flat_map(|lease| lease.runtimes());
         runtimes.filter(|runtime| seen.insert(runtime.id())).cloned().collect()
     }
 

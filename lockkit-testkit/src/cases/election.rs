@@ -5,13 +5,16 @@ use std::{sync::Arc, time::Duration};
 use lockkit_core::{Election, ErrorKind, HolderInfo, Leader, Leaders, Locker, Outcome, Release};
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{CaseResult, Ctx, LONG, assert_taken, cases, fencing_claimed, seen, take_in_the_end, wait_for_waiter};
+use super::{
+    CaseResult, Ctx, LONG, SHORT, assert_taken, cases, fencing_claimed, locker, seen, take_in_the_end, wait_for_waiter,
+};
 use crate::BoxError;
 
 cases! { "election":
     one_leads_and_all_see_which [NOTHING] "Of several candidates one leads, and the others see its name and its term."
     the_next_leads_in_a_later_term [NOTHING] "When a leader resigns, a candidate that waits leads next, in a term with a higher number; observers are told."
     the_work_of_a_leader_ends_with_its_lease [NOTHING] "lead() drops the work of a leader that was deposed, and begins it again in a later term."
+    a_frozen_leader_works_no_more [SERVER_TTL] "A leader frozen past its lease has its work dropped when it wakes, and leads again only in a term after that of the one that led meanwhile."
     a_leader_may_hand_over [RESUME] "A leader may hand over to one candidate: nobody gets in between, the term is a later one, and it is handed over once."
     what_can_not_be_handed_over_is_refused [NOTHING] "A leader whose lease ends with its client hands over to nobody, and leads no more (R12)."
     each_leader_of_a_process_is_seen [NOTHING] "Candidates of one process lead one after the other, each with a lease of its own, so that others see each."
@@ -114,6 +117,43 @@ async fn depose(locker: &Locker, name: &str) -> CaseResult {
     let token = state.holders.first().and_then(|leader| leader.token).ok_or("a leader is not shown")?;
     let answer = locker.break_lock(name, token).await?;
     assert!(matches!(answer, Release::Released { .. }), "{answer:?}");
+    Ok(())
+}
+
+async fn a_frozen_leader_works_no_more(ctx: Ctx) -> CaseResult {
+    let (server, name) = (ctx.server().await?, ctx.name());
+    let (store, other, frozen_name) = (server.open().await?, locker(server.open().await?), name.clone());
+    let (begun, mut terms) = mpsc::unbounded_channel();
+    let (thaw, is_thawed) = std::sync::mpsc::channel::<()>();
+    // A runtime of one thread that is blocked stands still as a whole process: no renewal, no timer, no wake-up.
+    let frozen = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let work = |term| {
+            let (begun, is_thawed) = (&begun, &is_thawed);
+            async move {
+                begun.send(term).expect("the case goes on");
+                // Once it was thawed it freezes no more.
+                is_thawed.recv().unwrap_or_default();
+                tokio::task::yield_now().await;
+                term
+            }
+        };
+        runtime.block_on(async { locker(store).election(&frozen_name).ttl(SHORT).lead(work).await })
+    });
+    let first = timeout(PATIENCE, terms.recv()).await?.ok_or("nobody works")?;
+    let between = timeout(PATIENCE, other.election(&name).ttl(LONG).campaign()).await??;
+    drop(thaw);
+    wait_for_waiter(&other.lock(&name)).await?;
+    assert!(terms.try_recv().is_err() && between.is_held(), "two lead at once");
+    let fence = between.fence();
+    assert_eq!(between.resign().await?, Outcome::Released);
+    let led = tokio::task::spawn_blocking(move || frozen.join()).await?.map_err(|_| "it panicked")??;
+    let mut last = first;
+    while let Ok(term) = terms.try_recv() {
+        last = term;
+    }
+    assert_eq!(led, last, "the work of a term that was over went on");
+    assert!(!fencing_claimed(&other) || first < fence && fence < led, "terms {first}, {fence}, {led}");
     Ok(())
 }
 
