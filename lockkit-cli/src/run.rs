@@ -18,6 +18,7 @@ mod lender;
 mod margins;
 mod nest;
 mod notify;
+mod process;
 mod signals;
 mod supervise;
 mod targets;
@@ -58,7 +59,8 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 ///
 /// If the lease can't be renewed, CMD and all that it started get TERM, then KILL, so that they are gone before the
 /// lease can lapse: exit status 74. The same happens if lockkit itself is killed or stands still. What may run as
-/// another user (sudo, setuid) can't be killed; what has cleared its environment and lost its parents is not found.
+/// another user (sudo, setuid) can't be killed. A process that has lost its parents is not found if it has cleared its
+/// environment, or takes longer than a tenth of a second to load a program.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
 /// lasts until both have ended. If that run holds the lock in a way that does not cover what is asked for, as --read does

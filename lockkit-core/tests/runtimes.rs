@@ -13,8 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, Liveness, LockKey, LockStore, Locker, LossReason, MemoryStore,
-    Outcome, OwnThread, Query, Release, Renewal, Renewed, Result, Waiting,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, Liveness, LockKey, LockStore, Locker, LossReason,
+    MemoryStore, Outcome, OwnThread, Query, Release, Renewal, Renewed, Result, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
 use tokio::{

@@ -10,7 +10,8 @@ use super::{
     hold::HeldLease,
     lender::Lender,
     margins::{AFTER_LOSS, Margins},
-    targets::{Process, Targets},
+    process::Process,
+    targets::Targets,
     watchdog::Watchdog,
     work::Work,
 };

@@ -3,18 +3,16 @@
 //! A process group alone does not do: with a terminal CMD shares ours, and shells put their jobs into groups of their
 //! own. So every process that carries the mark of this run in its environment is looked up as well, which on Linux
 //! finds children, orphans and daemons alike, and each descendant of those, which finds what has cleared its environment. What has
-//! done so, and whose parents have all ended before, escapes.
+//! done so, and whose parents have all ended before, escapes; and so does an orphan whose environment this user may not read, or that takes
+//! longer than a tenth of a second to load a program.
 
-use std::{collections::HashSet, fs, io, os::fd::OwnedFd, time::Duration};
+use std::{cell::RefCell, collections::HashSet, time::Duration};
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
-};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::{
     nest,
+    process::{Process, Stat, look, started},
     signals::{self, Route},
 };
 
@@ -23,6 +21,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How many times. One that is not gone by then is beyond the reach of signals.
 const ROUNDS: u32 = 100;
+
+/// How often one that is loading a program is asked for its mark, and how many times: as a rule it takes less than a millisecond.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+const ASKED: u32 = 100;
 
 /// CMD and all that it started.
 #[derive(Clone, Debug)]
@@ -35,11 +37,6 @@ pub(super) struct Targets {
     pub(super) started: Option<u64>,
     /// Whether CMD leads a process group of its own.
     pub(super) own_group: bool,
-}
-
-/// When a process started, unless it has ended.
-pub(super) fn started(pid: Pid) -> Option<u64> {
-    Some(Stat::of(pid).ok()??.started)
 }
 
 impl Targets {
@@ -73,7 +70,7 @@ impl Targets {
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
-        let mut all = with_descendants(&seen, |pid| leader == Some(pid) || in_group.contains(&pid));
+        let mut all = with_descendants(&seen, |pid, _| leader == Some(pid) || in_group.contains(&pid));
         let send = |process: &Process| {
             if leader != Some(process.pid) && !in_group.contains(&process.pid) {
                 process.signal(signal);
@@ -81,7 +78,7 @@ impl Targets {
         };
         all.iter().for_each(send);
         // These come last, for the same reason.
-        let mut others = with_descendants(&seen, |pid| is_in_environment(pid, &self.run));
+        let mut others = with_descendants(&seen, |pid, stat| stat.is_marked(pid, &self.run) == Some(true));
         others.retain(|process| !all.iter().any(|known| known.is(process)));
         others.iter().for_each(send);
         all.append(&mut others);
@@ -100,8 +97,9 @@ impl Targets {
                 process.is_running()
             });
             // Also when all have ended: one of them may have started another in the middle of the last look.
-            found = self.all();
-            if left.is_empty() && found.is_empty() {
+            let unsure;
+            (found, unsure) = self.all();
+            if left.is_empty() && found.is_empty() && self.are_others(unsure) {
                 break;
             }
             std::thread::sleep(LOOK_AGAIN);
@@ -111,29 +109,51 @@ impl Targets {
         left
     }
 
-    /// The processes that run, each held by a descriptor, as far as there are any left: a mere number may be another's a moment later.
-    fn all(&self) -> Vec<Process> {
-        let leader = self.own_leader();
-        with_descendants(&look(), |pid| leader == Some(pid) || is_in_environment(pid, &self.run))
+    /// The processes that run, each held by a descriptor, as far as there are any left: a mere number may be another's a moment later. And
+    /// those of which it could not be told whether they belong to these.
+    fn all(&self) -> (Vec<Process>, Vec<(Pid, Stat)>) {
+        let (leader, seen, unsure) = (self.own_leader(), look(), RefCell::<Vec<_>>::default());
+        let is_first = |pid, stat: &Stat| {
+            let is_marked = || {
+                let is_marked = stat.is_marked(pid, &self.run);
+                if is_marked.is_none() {
+                    unsure.borrow_mut().push((pid, *stat));
+                }
+                is_marked == Some(true)
+            };
+            leader == Some(pid) || is_marked()
+        };
+        (with_descendants(&seen, is_first), unsure.into_inner())
+    }
+
+    /// Asks these again until all have told, for a while. True if none of them was found to be marked.
+    fn are_others(&self, mut unsure: Vec<(Pid, Stat)>) -> bool {
+        for _ in 0..ASKED {
+            let mut any = false;
+            unsure.retain(|(pid, stat)| {
+                let is_marked = stat.is_marked(*pid, &self.run);
+                any |= is_marked == Some(true);
+                is_marked.is_none()
+            });
+            if any || unsure.is_empty() {
+                return !any;
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+        true
     }
 }
 
-/// All processes that run.
-fn look() -> Vec<(Pid, Stat)> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
-    entries.flatten().filter_map(number).filter_map(|pid| Some((pid, Stat::of(pid).ok()??))).collect()
-}
-
 /// Those of the processes that are the first, or descend from one of them.
-fn with_descendants(seen: &[(Pid, Stat)], is_first: impl Fn(Pid) -> bool) -> Vec<Process> {
-    let mut found: HashSet<Pid> = seen.iter().map(|(pid, _)| *pid).filter(|pid| is_first(*pid)).collect();
+fn with_descendants(seen: &[(Pid, Stat)], is_first: impl Fn(Pid, &Stat) -> bool) -> Vec<Process> {
+    let first = seen.iter().filter(|(pid, stat)| is_first(*pid, stat));
+    let mut found: HashSet<Pid> = first.map(|(pid, _)| *pid).collect();
     loop {
         // The watchdog of a run within CMD has to outlive that run.
         let is_child = |(pid, stat): &&(Pid, Stat)| {
             !found.contains(pid)
                 && Pid::from_raw(stat.parent).is_some_and(|parent| found.contains(&parent))
-                && !is_in_environment(*pid, nest::WATCHDOG)
+                && stat.is_marked(*pid, nest::WATCHDOG) != Some(true)
         };
         let children: Vec<_> = seen.iter().filter(is_child).map(|(pid, _)| *pid).collect();
         if children.is_empty() {
@@ -143,96 +163,6 @@ fn with_descendants(seen: &[(Pid, Stat)], is_first: impl Fn(Pid) -> bool) -> Vec
     }
     let found = seen.iter().filter(|(pid, _)| found.contains(pid));
     found.filter_map(|(pid, stat)| Process::open(*pid, stat)).collect()
-}
-
-fn is_in_environment(pid: Pid, text: &str) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    environment.windows(text.len()).any(|window| window == text.as_bytes())
-}
-
-/// A process that was found.
-#[derive(Debug)]
-pub(super) struct Process {
-    pid: Pid,
-    /// None if this process may not have it, or has too many already.
-    handle: Option<OwnedFd>,
-    started: u64,
-}
-
-impl Process {
-    /// The process with this number, unless it is another one by now.
-    fn open(pid: Pid, stat: &Stat) -> Option<Self> {
-        let process = Self { pid, handle: pidfd_open(pid, PidfdFlags::empty()).ok(), started: stat.started };
-        // After its descriptor was opened: the number may be another's since it was seen.
-        process.is_still_its_number().then_some(process)
-    }
-
-    fn signal(&self, signal: Signal) {
-        let _ = match &self.handle {
-            Some(handle) => pidfd_send_signal(handle, signal),
-            // Its number is given to another in the time between these two only if all numbers are.
-            None if self.is_running() => kill_process(self.pid, signal),
-            None => Ok(()),
-        };
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        (self.pid, self.started) == (other.pid, other.started)
-    }
-
-    /// Whether any thread of it may still do something. If that can't be told, it may.
-    pub(super) fn is_running(&self) -> bool {
-        match &self.handle {
-            // The descriptor is readable once the last thread has ended.
-            Some(handle) => {
-                !matches!(poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&Timespec::default())), Ok(ended) if ended > 0)
-            }
-            None => self.is_still_its_number(),
-        }
-    }
-
-    /// Whether this is its number, as far as that can be told, and it has not ended.
-    fn is_still_its_number(&self) -> bool {
-        Stat::of(self.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.started == self.started))
-    }
-}
-
-/// What the system says of a process that has not ended.
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    parent: i32,
-    /// Its process group; 0 if it is the kernel's.
-    group: i32,
-    /// When it started, in ticks since the machine did.
-    started: u64,
-}
-
-impl Stat {
-    /// `None` if there is no such process, or it has ended.
-    fn of(pid: Pid) -> io::Result<Option<Self>> {
-        match fs::read_to_string(format!("/proc/{pid}/stat")) {
-            Ok(text) => Ok(Self::parse(&text)),
-            Err(error)
-                if error.kind() == io::ErrorKind::NotFound
-                    || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// See proc_pid_stat(5): the name in parentheses may have spaces and parentheses of its own.
-    fn parse(text: &str) -> Option<Self> {
-        let mut fields = text.rsplit_once(") ")?.1.split_ascii_whitespace();
-        let has_ended = matches!(fields.next()?, "Z" | "X");
-        let parent = fields.next()?.parse().ok()?;
-        let group = fields.next()?.parse().ok()?;
-        let threads: u32 = fields.nth(14)?.parse().ok()?;
-        let started = fields.nth(1)?.parse().ok()?;
-        // One that has ended, and that nobody has waited for yet, does no more work. But its first thread may end before others.
-        (!has_ended || threads > 1).then_some(Self { parent, group, started })
-    }
 }
 
 #[cfg(test)]
@@ -249,49 +179,34 @@ mod tests {
             let mut child = std::process::Command::new("sh").args(["-c", script]).env(name, value).spawn().unwrap();
             let leader = Pid::from_raw(child.id().cast_signed());
             let targets = Targets { started: leader.and_then(started), run, leader, own_group: false };
-            while targets.all().len() < 2 {
+            while targets.all().0.len() < 2 {
                 std::thread::yield_now();
             }
             assert!(targets.kill(Vec::new()).is_empty());
-            let left = targets.all();
+            let (left, _) = targets.all();
             assert!(left.is_empty(), "{left:?}, in round {round}");
             child.wait().unwrap();
         }
     }
 
-    /// Its first thread has ended, and what the system says of it looks as if it had.
+    /// In the middle of loading a program a process has no environment for a moment.
     #[test]
-    fn a_process_runs_as_long_as_its_last_thread() {
-        let script = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n\
-            ctypes.CDLL(None).pthread_exit(None)";
-        let mut child = std::process::Command::new("python3").args(["-c", script]).spawn().unwrap();
-        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
-        while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended as a whole");
-            std::thread::yield_now();
+    fn a_process_that_loads_a_program_is_found() {
+        for round in 0..300 {
+            let run = format!("LOCKKIT_TEST_EXEC={}.{round}", std::process::id());
+            let (name, value) = run.split_once('=').unwrap();
+            let script = r#"exec sh -c "$0" "$0""#;
+            let mut child =
+                std::process::Command::new("sh").args(["-c", script, script]).env(name, value).spawn().unwrap();
+            let targets = Targets { run, leader: None, started: None, own_group: false };
+            assert!(targets.kill(Vec::new()).is_empty());
+            let has_ended = (0..200).any(|_| {
+                std::thread::sleep(LOOK_AGAIN);
+                child.try_wait().unwrap().is_some()
+            });
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(has_ended, "it was not found in round {round}");
         }
-        let stat = Stat::of(pid).unwrap().expect("a thread of it sleeps");
-        let process = Process::open(pid, &stat).expect("a thread of it sleeps");
-        let by_number = Process { handle: None, ..Process::open(pid, &stat).unwrap() };
-        assert!(process.is_running() && by_number.is_running());
-        process.signal(Signal::KILL);
-        child.wait().unwrap();
-        assert!(!process.is_running() && !by_number.is_running());
-    }
-
-    #[test]
-    fn a_process_may_have_any_name() {
-        let threads = |name: &str, state: &str, count: u32| {
-            format!("71 ({name}) {state} 70 71 71 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {count} 0 4711 2 3")
-        };
-        let line = |name: &str, state: &str| threads(name, state, 1);
-        for name in ["sh", "a b", "a) R 1 (", ""] {
-            assert_eq!(Stat::parse(&line(name, "S")), Some(Stat { parent: 70, group: 71, started: 4711 }), "{name}");
-        }
-        assert_eq!(Stat::parse(&line("sh", "Z")), None);
-        assert!(Stat::parse(&threads("sh", "Z", 2)).is_some(), "its other thread goes on");
-        assert_eq!(Stat::parse("71 (sh"), None);
-        let own = rustix::process::getpid();
-        assert!(Stat::of(own).unwrap().is_some_and(|stat| stat.parent > 0 && stat.started > 0));
     }
 }

@@ -15,10 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    exec, signals,
-    targets::{self, Targets},
-};
+use super::{exec, process::started, signals, targets::Targets};
 
 /// How often to look whether CMD has ended, with or without SIGCHLD: the parent of this process may have blocked that signal.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
@@ -52,7 +49,7 @@ impl Work {
         }
         let child = starter.spawn()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let started = leader.and_then(targets::started);
+        let started = leader.and_then(started);
         Ok(Self { child, targets: Targets { run, leader, started, own_group }, children })
     }
 
