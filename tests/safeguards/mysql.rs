@@ -4,6 +4,7 @@ use crate::list::Safeguard;
 
 const CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ORDER: &str = "lockkit-mysql/src/wire/order.rs";
+const RELEASE: &str = "lockkit-mysql/src/store/release.rs";
 const STATEMENTS: &str = "lockkit-mysql/src/wire/statements.rs";
 const RENEW: &str = "lockkit-mysql/src/store/renew.rs";
 const RECORDS: &str = "lockkit-mysql/src/store/records.rs";
@@ -87,9 +88,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "alone_behind_queue",
         does: "One that would share a lock does not pass those that wait",
         file: STATEMENTS,
-        code: r#"let nobody = «format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits})")»;"#,
-        without: r#""TRUE".to_owned()"#,
+        code: r#"«format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits}) LIMIT 1")»"#,
+        without: r#""TRUE LIMIT 1".to_owned()"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::who_waits_in_the_queue_goes_before_one_that_comes_alone",
+    },
+    Safeguard {
+        name: "release_behind_queue",
+        does: "The release of an exclusive lock in order serves those that wait",
+        file: RELEASE,
+        code: "let only_if_nobody_waits = «is_ordered && claim.mode == Mode::Exclusive»;",
+        without: "false",
+        noticed_by: "lockkit-mysql/mysql::mariadb::the_end_of_one_in_the_place_of_another_serves_the_queue",
     },
     Safeguard {
         name: "mark_by_number",

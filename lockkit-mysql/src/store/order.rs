@@ -1,7 +1,8 @@
 //! Locks that are shared, and those whose waiters are served in the order in which they came.
 //!
-//! Each step is one transaction, sent as one text ([`wire::order`](crate::wire::order)). A claim that waits has a row of its own,
-//! its place, which lasts a few seconds; each request for it prolongs that. Whoever ends a lease grants the lock to the next in the
+//! One that finds the lock free, and nobody waiting, takes the lock's row by one statement, and gives it back by one. Each other step is one
+//! transaction, sent as one text ([`wire::order`](crate::wire::order)). A claim that waits has a row of its own,
+//! its place, which lasts a few seconds; each request for it prolongs that. Whoever ends a lease then grants the lock to the next in the
 //! queue, until the end of its place at most, for that is what the next one knows of. A table can't wake it: the core's poller
 //! sees that its token holds the lock, and asks for the rest. The named locks are left alone, for their order is another one.
 
@@ -136,11 +137,11 @@ impl MySqlStore {
         }
         // One that waits has a place, which it is to take the lock from.
         let may_be_alone = is_new || !waits;
-        let mut attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;
+        let mut attempt = self.take_free_or_in_order(&mut connection, request, waits, may_be_alone).await?;
         drop(named_lock);
         if attempt.is_none() && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
-            attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;
+            attempt = self.take_free_or_in_order(&mut connection, request, waits, may_be_alone).await?;
             self.sweep_after(made);
         }
         if let Some(Attempt::Granted(hold)) = &attempt {
@@ -169,23 +170,23 @@ impl MySqlStore {
         Ok(if waits_behind { holder(row, 2)? } else { None })
     }
 
-    /// Takes the lock for the claim alone, if it may be shared and nobody has it or waits for it; else by a transaction. `None` if the lock
-    /// has no row.
-    async fn take_share(
+    /// Takes the lock for the claim alone, if nobody has it or waits for it; else by a transaction. `None` if the lock has no row.
+    async fn take_free_or_in_order(
         &self,
         connection: &mut Connection,
         request: &AcquireRequest,
         waits: bool,
         may_be_alone: bool,
     ) -> Result<Option<Attempt>> {
-        if may_be_alone
-            && request.from.is_none()
-            && let Some(holder) = mode::alone(request.claim.mode, request.holder.as_str())
+        let holder = mode::alone(request.claim.mode, request.holder.as_str());
+        let holder = holder.filter(|_| may_be_alone && request.from.is_none());
+        let asks_alone = holder.is_some();
+        if let Some(holder) = holder
             && let Some(hold) = self.take_row(connection, request, self.statements.acquire_alone(), &holder).await?
         {
             return Ok(Some(Attempt::Granted(hold)));
         }
-        self.take_in_order(connection, request, waits).await
+        self.take_in_order(connection, request, waits, asks_alone).await
     }
 
     async fn take_in_order(
@@ -193,10 +194,16 @@ impl MySqlStore {
         connection: &mut Connection,
         request: &AcquireRequest,
         waits: bool,
+        asked_alone: bool,
     ) -> Result<Option<Attempt>> {
         let sent = self.info.clock.now();
         let text = |question| self.statements.take_in_order(question, request, waits.then_some(PLACE));
-        let rows = still_writable(connection.transact(text, Some(request.claim.token)).await?)?;
+        let rows = connection.transact(text, Some(request.claim.token)).await.map_err(|failed| {
+            // The answer of the statement before, that nothing changed, has no number. Without the number of this answer, that statement may
+            // have taken the lock.
+            if asked_alone && !error::is_row_busy(&failed) { failed.unknown_effect() } else { failed }
+        })?;
+        let rows = still_writable(rows)?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         if read::<Option<u64>>(row, 1)?.is_none() {
             return Ok(None);
@@ -230,6 +237,10 @@ impl MySqlStore {
     pub(super) async fn release_in_order(&self, claim: &Claim, bound: Bound) -> Result<Release> {
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
+        self.end_in_order(&mut connection, claim).await
+    }
+
+    pub(super) async fn end_in_order(&self, connection: &mut Connection, claim: &Claim) -> Result<Release> {
         let text = |question| self.statements.end_in_order(question, claim);
         let rows = connection.transact(text, None).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };

@@ -15,33 +15,44 @@ use crate::{
 /// Ends a lease.
 pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
+    let is_ordered = store.ordered.has(claim);
     // One that has the lock alone has its row, unless others have come since.
-    let is_alone = claim.mode != Mode::Exclusive && store.grants.knows(&claim.token);
+    let is_alone = store.grants.knows(&claim.token);
     store.grants.forget(&claim.token);
     let bound = Bound::new(store.timeout);
-    if store.ordered.has(claim) && !is_alone {
+    if is_ordered && !is_alone {
         return store.release_in_order(claim, bound).await;
     }
-    let named_lock = if is_alone { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
+    let named_lock = if is_ordered { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
     let token = claim.token.as_bytes().as_slice();
-    let statement = |question| store.statements.release().bind(question).bind(to_column(&claim.key)).bind(token);
+    let statement = |question| {
+        // A client that begins to wait makes a claim of the row of one who shares the lock, so that this finds nothing; but it leaves an
+        // exclusive row as it is.
+        let only_if_nobody_waits = is_ordered && claim.mode == Mode::Exclusive;
+        let ending = if only_if_nobody_waits { store.statements.release_alone() } else { store.statements.release() };
+        ending.bind(question).bind(to_column(&claim.key)).bind(token)
+    };
     // Nobody has to wait for a release that was given up: another one does the same.
     let (done, question) = connection.execute(statement, None).await?;
     match done.rows_affected() {
         1 if value::is_answer(&done, question) => {
             drop(named_lock);
+            store.ordered.forget(&claim.token);
             Ok(Release::Released { waiters: None })
+        }
+        0 if value::is_answer(&done, question) && is_ordered => {
+            // It may have become one of those that share the lock, or others wait.
+            store.end_in_order(&mut connection, claim).await
         }
         0 if value::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;
             let may_share = found.as_ref().is_some_and(LockRow::is_shared) || store.ordered.has_forgotten();
             if store.info.capability.shared && may_share {
                 // It may be the lease of one of those, or a place.
-                drop(connection);
-                return store.release_in_order(claim, bound).await;
+                return store.end_in_order(&mut connection, claim).await;
             }
             Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
         }

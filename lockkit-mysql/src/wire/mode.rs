@@ -49,10 +49,13 @@ pub(crate) fn sharers(node_info: &str) -> Option<&str> {
     node_info.strip_prefix(GATE).filter(|words| *words == READERS || words.starts_with(PERMITS))
 }
 
-/// What a lock's row says of a holder who shares it with nobody. `None` if the mode is none of these, or the name too long.
+/// What a lock's row says of a holder who has it alone. `None` if the name is too long.
 pub(crate) fn alone(mode: Mode, holder: &str) -> Option<String> {
     let fits = holder.chars().count() + DIGITS < LONGEST;
-    (mode != Mode::Exclusive && fits).then(|| format!("{ALONE}{:0DIGITS$}{holder}", columns(mode).1))
+    match mode {
+        Mode::Exclusive => Some(holder.to_owned()),
+        _ => fits.then(|| format!("{ALONE}{:0DIGITS$}{holder}", columns(mode).1)),
+    }
 }
 
 /// The mode and the name of the one who has a lock alone.
@@ -80,7 +83,7 @@ mod tests {
             let written = alone(mode, name).expect("it fits");
             assert_eq!(holder(&written), (mode, name));
         }
-        assert_eq!(alone(Mode::Exclusive, "me"), None);
+        assert_eq!(alone(Mode::Exclusive, "me").as_deref(), Some("me"));
         assert_eq!(alone(Mode::Shared, &"x".repeat(246)), None);
     }
 

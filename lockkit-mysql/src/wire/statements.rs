@@ -76,17 +76,21 @@ impl Statements {
         self.take(with_clock, "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))")
     }
 
-    /// Takes a free lock for one who would share it, if nobody waits for it in an order. Arguments: the same, where the holder is as
-    /// [`mode`](crate::wire::mode) says.
+    /// Takes a free lock for one who would share it or comes in an order, if nobody waits for it in an order. Arguments: the same, where
+    /// the holder is as [`mode`](crate::wire::mode) says.
     ///
     /// To look for those who wait locks nothing. One who comes to wait at the same time may not be seen, and is behind then: which of
-    /// the two was first nobody can tell. That the lock is free is seen in its row, which is locked by then. The limit, which is none, keeps newer
-    /// servers from making one statement on two tables of it, whose assignments have no order.
+    /// the two was first nobody can tell. That the lock is free is seen in its row, which is locked by then.
     pub(crate) fn acquire_alone(&self) -> Statement {
+        self.take(true, &format!("(expires IS NULL OR expires <= UTC_TIMESTAMP(6)) AND {}", self.nobody_waits()))
+    }
+
+    /// The condition that nobody waits for the lock in an order, which has to be the last. The limit, which is none, keeps newer servers from making one
+    /// statement on two tables of it, whose assignments have no order.
+    fn nobody_waits(&self) -> String {
         let Self { table, claims } = self;
         let waits = format!("w.lock_id = {table}.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)");
-        let nobody = format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits})");
-        self.take(true, &format!("(expires IS NULL OR expires <= UTC_TIMESTAMP(6)) AND {nobody} LIMIT 1"))
+        format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits}) LIMIT 1")
     }
 
     /// Takes a lock in the place of the exclusive lease that has it. Arguments: the same, and the token of that lease.
@@ -122,10 +126,20 @@ impl Statements {
 
     /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
     pub(crate) fn release(&self) -> Statement {
+        self.end("expires > UTC_TIMESTAMP(6)")
+    }
+
+    /// The same if nobody waits for the lock in an order. One who comes to wait at the same time may not be seen, as in
+    /// [`acquire_alone`](Self::acquire_alone), and finds the lock free when it asks again.
+    pub(crate) fn release_alone(&self) -> Statement {
+        self.end(&format!("expires > UTC_TIMESTAMP(6) AND {}", self.nobody_waits()))
+    }
+
+    fn end(&self, condition: &str) -> Statement {
         query(format!(
             "UPDATE {} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}) + {WRITABLE}, \
              version = version + 1, update_time = UTC_TIMESTAMP(6) \
-             WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)",
+             WHERE resource_name = ? AND token = ? AND {condition}",
             self.table
         ))
     }

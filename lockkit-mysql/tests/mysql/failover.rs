@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query,
     store::{Record, Records, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
@@ -271,13 +271,15 @@ async fn a_server_that_became_a_replica_is_asked_for_no_record(ctx: Arc<Ctx>) {
 async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<Ctx>) {
     let (server, store) = administrated(&ctx).await;
     let used = claim();
-    hold(&store, &used).await;
-    free(&store, &used).await;
     let mut somebody = raw(&server).await;
     for _ in 0..20 {
-        lock_rows(&mut somebody, &[&used]).await;
         let asked = rival(&used);
-        let in_order = AcquireRequest { order: Order::Fifo, ..request(&asked) };
+        let in_order = AcquireRequest { order: Order::Fifo, wait: Duration::from_secs(30), ..request(&asked) };
+        // One that has waited asks by a transaction.
+        hold(&store, &used).await;
+        assert!(matches!(store.acquire(&in_order).await, Ok(Attempt::Contended(_))));
+        free(&store, &used).await;
+        lock_rows(&mut somebody, &[&used]).await;
         let set = async {
             sleep(Duration::from_millis(100)).await;
             server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
