@@ -1,4 +1,5 @@
-//! The same lock in the hands of other clients: Apache Curator's `InterProcessMutex` (Java) and kazoo's `Lock` (Python).
+//! The same lock in the hands of other clients: Apache Curator's `InterProcessMutex` and `LeaderSelector` (Java), and kazoo's `Lock` and
+//! `Election` (Python).
 //!
 //! Debian packages them as `libcurator-recipes-java` and `python3-kazoo`. What is absent is shown as ignored.
 
@@ -54,6 +55,7 @@ const CASES: &[(&str, Case)] = &[
     ("loses_no_update_beside_us", |setting| Box::pin(counts(setting))),
     ("excludes_readers_and_permits_and_they_exclude_it", |setting| Box::pin(excludes_kinds(setting))),
     ("waits_for_readers_and_permits_and_they_wait_for_it", |setting| Box::pin(waits_for_kinds(setting))),
+    ("leads_when_none_of_us_does_and_we_lead_when_it_does_not", |setting| Box::pin(leads(setting))),
     ("gives_up_the_lock_when_it_is_killed", |setting| Box::pin(is_killed(setting))),
     ("gets_the_lock_when_we_are_gone", |setting| Box::pin(survives_us(setting))),
 ];
@@ -127,6 +129,33 @@ async fn waits_for_kinds(setting: &mut Setting) -> Result<(), BoxError> {
         assert_eq!(setting.other.ask("release").await?, "released");
         let guard = next.await??.ok_or("never granted")?;
         assert_eq!(guard.release().await?, Outcome::Released);
+    }
+    Ok(())
+}
+
+async fn leads(setting: &mut Setting) -> Result<(), BoxError> {
+    let election = setting.locker.election(NAME).ttl(TTL);
+    let mut leaders = election.observe(Duration::from_millis(20));
+    for _ in 0..2 {
+        assert_eq!(leaders.next().await?, None);
+        let term = election.campaign().await?;
+        assert!(leaders.next().await?.is_some_and(|leader| leader.term == Some(term.fence())));
+        assert_eq!(setting.other.ask("lead 200").await?, "refused");
+        assert_eq!(term.resign().await?, Outcome::Released);
+        assert_eq!(leaders.next().await?, None, "it gave up");
+        assert_eq!(setting.other.ask("lead 2000").await?, "leads");
+        assert!(election.try_campaign().await?.is_none(), "two lead at once");
+        assert_eq!(leaders.next().await?.ok_or("its leader is not seen")?.info.as_str(), "another");
+        let next = tokio::spawn({
+            let election = election.clone();
+            async move { election.campaign().await }
+        });
+        setting.until_queued(2).await?;
+        assert_eq!(setting.other.ask("resign").await?, "resigned");
+        let term = next.await??;
+        // That nobody leads for a moment may be seen.
+        while leaders.next().await?.is_none_or(|leader| leader.term != Some(term.fence())) {}
+        assert_eq!(term.resign().await?, Outcome::Released);
     }
     Ok(())
 }

@@ -1,13 +1,15 @@
-"""Takes and releases one lock with kazoo's Lock, as it is told on standard input.
+"""Takes and releases one lock with kazoo's Lock, and leads by it with its Election, as it is told on standard input.
 
 Arguments: the servers, the session timeout in milliseconds, the path of the lock.
 """
 
 import sys
+import threading
 import time
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import LockTimeout
+from kazoo.recipe.election import Election
 from kazoo.recipe.lock import Lock
 
 client = KazooClient(hosts=sys.argv[1], timeout=int(sys.argv[2]) / 1000)
@@ -17,6 +19,22 @@ lock = Lock(client, sys.argv[3], identifier="kazoo", extra_lock_patterns=["-lock
 
 def say(text):
     print(text, flush=True)
+
+
+class Leader:
+    """Leads from the moment in which it is elected until it is told to resign."""
+
+    def __init__(self):
+        self.elected, self.told = threading.Event(), threading.Event()
+        self.election = Election(client, sys.argv[3], "another")
+        # Its own lock heeds the nodes of kazoo alone.
+        self.election.lock = Lock(client, sys.argv[3], identifier="another", extra_lock_patterns=["-lock-"])
+        self.thread = threading.Thread(target=self.election.run, args=(self.lead,))
+        self.thread.start()
+
+    def lead(self):
+        self.elected.set()
+        self.told.wait()
 
 
 say("ready")
@@ -30,6 +48,18 @@ for order in sys.stdin:
     elif words[0] == "release":
         lock.release()
         say("released")
+    elif words[0] == "lead":
+        leader = Leader()
+        if leader.elected.wait(int(words[1]) / 1000):
+            say("leads")
+        else:
+            leader.election.cancel()
+            leader.thread.join()
+            say("refused")
+    elif words[0] == "resign":
+        leader.told.set()
+        leader.thread.join()
+        say("resigned")
     elif words[0] == "count":
         for _ in range(int(words[1])):
             with lock:

@@ -1,5 +1,5 @@
-//! The same locks in the hands of clients that are not lockkit: Apache Curator's `InterProcessMutex` (Java) and kazoo's
-//! `Lock` (Python) on ZooKeeper, redis-py's `Lock` (Python) on Redis.
+//! The same locks in the hands of clients that are not lockkit: Apache Curator's `InterProcessMutex` and `LeaderSelector` (Java), and
+//! kazoo's `Lock` and `Election` (Python) on ZooKeeper, redis-py's `Lock` (Python) on Redis.
 //!
 //! Each runs as a process of its own, a small program around the real client, which is told what to do line by line.
 
@@ -28,10 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OtherClient {
-    /// Apache Curator's `InterProcessMutex`, on ZooKeeper. Its archives are looked for in `$LOCKKIT_CURATOR`, or else in
+    /// Apache Curator's `InterProcessMutex` and `LeaderSelector`, on ZooKeeper. Its archives are looked for in `$LOCKKIT_CURATOR`, or else in
     /// `/usr/share/java`.
     Curator,
-    /// kazoo's `Lock`, on ZooKeeper, which is told to heed the nodes of Curator and lockkit.
+    /// kazoo's `Lock` and `Election`, on ZooKeeper, which are told to heed the nodes of Curator and lockkit.
     Kazoo,
     /// redis-py's `Lock`, on Redis.
     RedisPy,
@@ -112,6 +112,8 @@ impl Other {
     /// |---|---|
     /// | `acquire MILLISECONDS` | `acquired`, or `refused` if somebody else had the lock for all of that time |
     /// | `release` | `released` |
+    /// | `lead MILLISECONDS` | `leads`, or `refused` if somebody else led for all of that time; on ZooKeeper |
+    /// | `resign` | `resigned` |
     /// | `count TIMES FILE` | `counted`, after it has so often taken the lock, added one to the number in the file, without any other protection, and released the lock |
     ///
     /// # Errors
