@@ -12,8 +12,8 @@ use crate::{group::Group, stats::grouped};
 
 const STYLE: &str = include_str!("style.css");
 const QUESTIONS: &str = include_str!("questions.js");
-/// Colours that people with any colour vision tell apart (Okabe and Ito, <https://jfly.uni-koeln.de/color/>), as the style knows them.
-const COLOURS: usize = 12;
+/// Lines, in colours that people with any colour vision tell apart (Okabe and Ito, <https://jfly.uni-koeln.de/color/>), as the style knows them.
+const COLOURS: usize = 16;
 
 impl Report {
     /// The page for people: tables, charts, and a few questions that sort the stores. It loads nothing from anywhere, and its
