@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, LockStore, LossReason, Release, Renewal, Renewed};
+use lockkit_core::{Claim, Effect, LockStore, LossReason, Outcome, Release, Renewal, Renewed};
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
 use tokio::{
@@ -153,6 +153,37 @@ async fn a_reconnection_with_many_waiters_costs_no_lease() {
     }
     while let Some(waiter) = waiters.join_next().await {
         drop(waiter.expect("no panic").expect("acquire").expect("granted"));
+    }
+}
+
+/// A release wakes one client, and what that asks does not grow with the queue, but for the list of its names when it comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_costs_the_same_however_many_wait() {
+    let server = Server::start().await;
+    let (raw, holder) = (server.raw().await, locker(&server.store().await));
+    let mut lockers = Vec::new();
+    for _ in 0..10 {
+        lockers.push(locker(&server.store().await));
+    }
+    for waiters in [10, 100, 1000] {
+        let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+        let mut tasks = JoinSet::new();
+        for number in 0..waiters {
+            let lock = lockers[number % 10].lock("a").fifo();
+            tasks.spawn(async move {
+                let guard = lock.acquire().await.expect("acquire");
+                assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+            });
+        }
+        eventually("they wait", async || children(&raw, "a").await.len() > waiters).await;
+        let (before, begun) = (received(&server).await, Instant::now());
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+        while let Some(served) = tasks.join_next().await {
+            served.expect("served");
+        }
+        let each = (received(&server).await - before) / waiters as u64;
+        println!("{waiters} waiters: {each} requests for each, {:?} for all", begun.elapsed());
+        assert!(each <= 6, "{each} requests for each of {waiters}");
     }
 }
 
