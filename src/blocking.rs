@@ -22,20 +22,17 @@
 
 use std::{future::Future, num::NonZeroU32, ops::Deref, time::Duration};
 
-use lockkit_core::{Error, Fence, KeyState, LossReason, Outcome, OwnThread, Result, Token};
+use lockkit_core::{Fence, KeyState, LossReason, Outcome, OwnThread, Result, Token};
 
 /// Connects to the store at `url`, as [`lockkit::connect`](crate::connect) does.
 ///
 /// # Errors
 /// Those of [`lockkit::connect`](crate::connect); `Unavailable` also when no thread could be started.
 pub fn connect(url: &str) -> Result<Locker> {
-    let thread = OwnThread::start()?;
-    let locker = wait(&thread, async {
-        let url = url.to_owned();
-        let store = thread.run(async move { crate::open(&url).await }).await?;
-        Ok::<_, Error>(lockkit_core::Locker::shared_builder(store).own_thread(thread.clone()).build())
-    })?;
-    Ok(Locker { locker, thread })
+    let url = url.to_owned();
+    Locker::build(|thread| async move {
+        Ok(lockkit_core::Locker::shared_builder(crate::open(&url).await?).own_thread(thread).build())
+    })
 }
 
 /// Waits for a future on this thread, with the timers of the locker's.

@@ -243,12 +243,8 @@ fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The files of the report, in the making. Those of an earlier report stay until these are whole.
-struct Files {
-    json: (NamedTempFile, PathBuf),
-    markdown: (NamedTempFile, PathBuf),
-    html: (NamedTempFile, PathBuf),
-}
+/// The files of the report, in the making: JSON, Markdown and the page. Those of an earlier report stay until these are whole.
+struct Files([(NamedTempFile, PathBuf); 3]);
 
 impl Files {
     /// Makes the directory, and shows that all files can be written.
@@ -264,21 +260,16 @@ impl Files {
             file.prefix(".comparison-").permissions(fs::Permissions::from_mode(0o666));
             Ok((file.tempfile_in(out)?, path))
         };
-        Ok(Self {
-            json: prepare("comparison.json")?,
-            markdown: prepare("comparison.md")?,
-            html: prepare("comparison.html")?,
-        })
+        Ok(Self([prepare("comparison.json")?, prepare("comparison.md")?, prepare("comparison.html")?]))
     }
 
     fn write(self, report: &Report) -> io::Result<()> {
-        let write = |(mut file, path): (NamedTempFile, PathBuf), text: String| {
+        let texts = [format!("{}\n", report.as_json()), report.as_markdown(), report.as_html()];
+        for ((mut file, path), text) in self.0.into_iter().zip(texts) {
             file.write_all(text.as_bytes())?;
-            file.persist(path).map(drop).map_err(|error| error.error)
-        };
-        write(self.json, format!("{}\n", report.as_json()))?;
-        write(self.markdown, report.as_markdown())?;
-        write(self.html, report.as_html())
+            file.persist(path).map_err(|error| error.error)?;
+        }
+        Ok(())
     }
 }
 

@@ -74,6 +74,10 @@ mod tests {
         for text in ["", "10", "s", "-1s", "1.5s", "10 s", "1d", "10S", "1s2s", "99999999999999h", &endless, "١s"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        assert_eq!(between_looks("250ms"), Ok(Duration::from_millis(250)));
+        for text in ["0s", "99ms", "2h", "1", ""] {
+            assert!(between_looks(text).is_err(), "{text}");
+        }
         assert_eq!(number(1, 256)("256"), Ok(256));
         for text in ["0", "257", "-1", "x", ""] {
             assert!(number(1, 256)(text).expect_err(text).contains("from 1 to 256"), "{text}");

@@ -64,12 +64,17 @@ impl Score {
 /// # Cancellation
 /// The worker processes are killed; what they held is released when the leases end.
 pub async fn race(targets: &Targets, workers: u64, total: u64, program: &WorkerProgram) -> Result<Race> {
-    let mut race = Race { workers, total, scores: Vec::new() };
-    for scheme in schemes(targets) {
-        let score = race.run(&scheme, program).await?;
-        race.scores.push(score);
+    let own = [("no lock", None, false), (OWN, Some("memory:"), false)];
+    // `memory:` as a store is the lock of each process's own, which is there already.
+    let shared = targets.list.iter().filter(|target| !target.is_in_process());
+    let schemes: Vec<_> =
+        own.into_iter().chain(shared.map(|target| (target.name(), Some(target.url()), true))).collect();
+    let mut scores = Vec::new();
+    for (name, url, is_shared) in schemes {
+        let (counted, took) = count_to(total, workers, Duration::ZERO, program, url).await?;
+        scores.push(Score { name: name.to_owned(), is_shared, expected: total, counted, took });
     }
-    Ok(race)
+    Ok(Race { workers, total, scores })
 }
 
 impl Race {
@@ -123,13 +128,6 @@ impl Race {
         let schemes: Vec<_> = self.scores.iter().map(score).collect();
         format!("{:#}", json!({ "workers": self.workers, "total": self.total, "schemes": schemes }))
     }
-
-    async fn run(&self, scheme: &Scheme, program: &WorkerProgram) -> Result<Score> {
-        let (counted, took) =
-            count_to(self.total, self.workers, Duration::ZERO, program, scheme.url.as_deref()).await?;
-        let (name, is_shared) = (scheme.name.clone(), scheme.is_shared);
-        Ok(Score { name, is_shared, expected: self.total, counted, took })
-    }
 }
 
 /// Lets so many processes add one to a number in a file, `total` times together, each time with so much work between reading and
@@ -163,27 +161,6 @@ pub(crate) async fn count_to(
 
 /// The scheme in which each process has a lock of its own.
 const OWN: &str = "a lock of each process's own";
-
-/// One way to protect the counter.
-struct Scheme {
-    name: String,
-    /// The store whose lock is taken; `None` for no lock.
-    url: Option<String>,
-    is_shared: bool,
-}
-
-fn schemes(targets: &Targets) -> Vec<Scheme> {
-    let local = Scheme { name: OWN.into(), url: Some("memory:".into()), is_shared: false };
-    let mut schemes = vec![Scheme { name: "no lock".into(), url: None, is_shared: false }, local];
-    // `memory:` as a store is the lock of each process's own, which is there already.
-    let shared = targets.list.iter().filter(|target| !target.is_in_process());
-    schemes.extend(shared.map(|target| Scheme {
-        name: target.name().to_owned(),
-        url: Some(target.url().to_owned()),
-        is_shared: true,
-    }));
-    schemes
-}
 
 /// The part of the whole that falls to one worker: all shares add up, and no two differ by more than one.
 fn share(total: u64, workers: u64, index: u64) -> u64 {

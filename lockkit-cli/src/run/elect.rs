@@ -25,7 +25,7 @@ use crate::{
     duration,
     exit::{Exit, Failure, USAGE, say},
     interrupt,
-    show::{is_printed, plain},
+    show::{is_printed, named, plain},
     signals::Signals,
     store::{self, StoreArgs, block_on},
     who,
@@ -208,10 +208,7 @@ fn complain(said: &mut Option<String>, error: &lockkit::Error) {
 
 fn line(leader: Option<&Leader>) -> String {
     let Some(leader) = leader else { return "nobody leads".to_owned() };
-    let name = match leader.info.as_str() {
-        "" => "somebody".to_owned(),
-        name => plain(name),
-    };
+    let name = plain(named(leader.info.as_str()));
     match leader.term {
         Some(term) => format!("{name} leads, term {term}"),
         None => format!("{name} leads"),

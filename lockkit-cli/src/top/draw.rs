@@ -103,9 +103,9 @@ fn news_of<'a>(scene: &Scene<'_>) -> Line<'a> {
         let text = format!("STORE AWAY for {}, {age}: {}", ago(failed.since), plain(failed.why.message()));
         return Line::styled(text, Style::new().fg(Color::Red).add_modifier(Modifier::BOLD));
     }
-    let (Some(age), Some(listed)) = (age, looks.pace.listed()) else { return Line::raw("asking the store") };
+    let (Some(age), Some(listed)) = (age, looks.pace.listed) else { return Line::raw("asking the store") };
     let mut text = format!("as of {age} ago");
-    let rest = looks.pace.list_due().saturating_duration_since(listed);
+    let rest = looks.pace.list_due.saturating_duration_since(listed);
     // Else nobody notices: on a store with few locks each look is a list.
     if rest > SELDOM {
         text += &format!("; other locks were looked for {} ago, as they are every {}", ago(listed), spoken(rest));

@@ -143,16 +143,3 @@ fn of_lock(lock: &Lock, watch: &Watch) -> Value {
     value["lapses"] = lock.lapses.into();
     value
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looks_have_a_distance() {
-        assert_eq!(duration::between_looks("250ms"), Ok(Duration::from_millis(250)));
-        for text in ["0s", "99ms", "2h", "1", ""] {
-            assert!(duration::between_looks(text).is_err(), "{text}");
-        }
-    }
-}

@@ -22,9 +22,9 @@ pub(super) enum Ask {
 pub(super) struct Pace {
     every: Duration,
     due: Instant,
-    list_due: Instant,
+    pub(super) list_due: Instant,
     /// When the last list came.
-    listed: Option<Instant>,
+    pub(super) listed: Option<Instant>,
 }
 
 impl Pace {
@@ -50,14 +50,6 @@ impl Pace {
             self.listed = Some(look.answered);
             self.list_due = (look.asked + self.every).max(look.answered + took * REST);
         }
-    }
-
-    pub(super) fn listed(&self) -> Option<Instant> {
-        self.listed
-    }
-
-    pub(super) fn list_due(&self) -> Instant {
-        self.list_due
     }
 }
 
@@ -111,6 +103,6 @@ mod tests {
         let mut pace = Pace::new(EVERY, start);
         pace.answered(Ask::List, look(start, 0, 2000), false);
         assert_eq!(pace.next(false), (start + EVERY * 4, Ask::List));
-        assert_eq!(pace.listed(), None);
+        assert_eq!(pace.listed, None);
     }
 }

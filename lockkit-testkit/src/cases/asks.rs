@@ -47,15 +47,7 @@ pub(super) fn request_as(key: &LockKey, mode: Mode, ttl: Duration) -> Result<Acq
 
 /// Asks for a free lock, and again with the same claim when a call failed for want of time: that is one lease (rule R1).
 pub(super) async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    let asked = Instant::now();
-    loop {
-        match store.acquire(request).await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return granted(answer?),
-        }
-    }
+    granted(answered(|| store.acquire(request)).await?)
 }
 
 /// Asks for a lock that was released just now, and anew as long as it is refused, with another claim if need be. A quorum has released it
@@ -130,30 +122,13 @@ pub(super) async fn take_in_the_end(locker: &Locker, name: &str, ttl: Duration) 
 
 /// Who holds a lock and how many wait, asked again when a call failed for want of time.
 pub(super) async fn seen(lock: &Lock) -> Result<KeyState, BoxError> {
-    let asked = Instant::now();
-    loop {
-        match lock.inspect().await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return Ok(answer?),
-        }
-    }
+    answered(|| lock.inspect()).await
 }
 
 /// Tells that a lock can't be had. An error tells nothing: it is asked for again.
 pub(super) async fn assert_taken(locker: &Locker, name: &str) -> CaseResult {
-    let asked = Instant::now();
-    loop {
-        match locker.lock(name).try_acquire().await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => {
-                return answer?.map_or(Ok(()), |_| Err(format!("{name} was granted twice").into()));
-            }
-        }
-    }
+    let lock = locker.lock(name);
+    answered(|| lock.try_acquire()).await?.map_or(Ok(()), |_| Err(format!("{name} was granted twice").into()))
 }
 
 /// Polls a future for so long and drops it then, wherever it is; at once after the first poll if that is no time at

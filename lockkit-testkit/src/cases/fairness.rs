@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -10,7 +10,9 @@ use std::{
 
 use lockkit_core::{LockKey, LockStore, Outcome};
 
-use super::{CaseResult, Ctx, LONG, PLACE, SHORT, cases, grant, locker, request, take, wait_for_waiters};
+use super::{
+    CaseResult, Ctx, LONG, PLACE, SHORT, cases, grant, line::Waiters, locker, request, take, wait_for_waiters,
+};
 use crate::BoxError;
 
 /// How much later than its place may last a dead waiter is skipped at the latest: a store looks for the dead now and then.
@@ -25,28 +27,12 @@ cases! { "fairness":
 async fn waiters_are_served_as_they_came(ctx: Ctx) -> CaseResult {
     let (mine, name) = (ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
-    let served = Arc::new(Mutex::new(Vec::new()));
-    let mut waiters = Vec::new();
-    for number in 0..5 {
-        let (lock, served) = (ctx.locker().await?.lock(&name).ttl(LONG).fifo(), Arc::clone(&served));
-        waiters.push(tokio::spawn(async move {
-            let guard = lock.acquire_within(LONG).await?;
-            // Noted while it holds the lock, so that the notes have the order of the grants.
-            served.lock().expect("unpoisoned").push(number);
-            match guard {
-                Some(guard) => guard.release().await.map(|ended| ended == Outcome::Released),
-                None => Ok(false),
-            }
-        }));
-        // Only who came before the next one sets out has a claim to be served before.
-        wait_for_waiters(&mine.lock(&name), number + 1).await?;
+    let mut line = Waiters::before(mine.lock(&name));
+    for who in ["1", "2", "3", "4", "5"] {
+        line.join(who, ctx.locker().await?.lock(&name).fifo()).await?;
     }
     assert_eq!(guard.release().await?, Outcome::Released);
-    for waiter in waiters {
-        assert!(waiter.await??, "a waiter was left behind");
-    }
-    let served = served.lock().expect("unpoisoned");
-    assert_eq!(*served, [0, 1, 2, 3, 4], "they were served in another order than they came");
+    assert_eq!(line.finish().await?, ["1", "2", "3", "4", "5"], "they were served in another order than they came");
     Ok(())
 }
 

@@ -31,19 +31,19 @@ cases! { "fairness":
 const SOON: Duration = Duration::from_secs(3);
 
 /// Those that wait for a lock, and the order in which they got it.
-struct Waiters {
+pub(super) struct Waiters {
     lock: Lock,
     served: Arc<Mutex<Vec<&'static str>>>,
     waiting: Vec<JoinHandle<CaseResult>>,
 }
 
 impl Waiters {
-    fn before(lock: Lock) -> Self {
+    pub(super) fn before(lock: Lock) -> Self {
         Self { lock, served: Arc::default(), waiting: Vec::new() }
     }
 
     /// Has somebody wait who notes when it is served. Returns when it has its place.
-    async fn join(&mut self, who: &'static str, lock: Lock) -> CaseResult {
+    pub(super) async fn join(&mut self, who: &'static str, lock: Lock) -> CaseResult {
         self.join_and(who, lock, async { Ok(()) }).await
     }
 
@@ -85,7 +85,7 @@ impl Waiters {
     }
 
     /// Who was served, in order, once all were.
-    async fn finish(self) -> Result<Vec<&'static str>, BoxError> {
+    pub(super) async fn finish(self) -> Result<Vec<&'static str>, BoxError> {
         for waiter in self.waiting {
             waiter.await??;
         }

@@ -1,7 +1,6 @@
 //! A client and questions whose right answers are known.
 
 use std::{
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,7 +15,7 @@ use lockkit_core::{
 };
 use tokio::task::JoinSet;
 
-use super::{CaseResult, Ctx, LONG, SHORT, call::Call, request};
+use super::{CaseResult, Ctx, LONG, SHORT, answered, call::Call, request};
 use crate::{BoxError, Server, faults::Proxy};
 
 /// So many of each question are under way at once: more than a client has connections. Mostly they are asked so often.
@@ -105,7 +104,9 @@ impl Scene {
 
     /// Asks all questions so often, several at a time. An error is no wrong answer, as long as an answer comes in the end.
     pub(super) async fn ask(self: &Arc<Self>, ctx: &Ctx, rounds: usize) -> CaseResult {
-        renew(&self.other, &self.theirs).await?;
+        if let Renewed::Lost(reason) = answered(|| renewal_of(&self.other, &self.theirs)).await? {
+            return Err(lost(reason));
+        }
         for _ in 0..rounds {
             let mut asked = JoinSet::new();
             for _ in 0..AT_ONCE {
@@ -134,7 +135,7 @@ impl Scene {
     pub(super) async fn is_over(&self) -> Result<bool, BoxError> {
         // What came twice comes before the answer to this. A renewal may do without a question.
         let theirs = Query::Keys(vec![self.theirs.key.clone()]);
-        let states = in_the_end(|| self.store.inspect(&theirs)).await?;
+        let states = answered(|| self.store.inspect(&theirs)).await?;
         let right = states.first().is_some_and(|state| may_hold(state, &self.theirs));
         expect(right, || format!("the wrong holder is shown: {states:?}"))?;
         let renewed = self.renew_mine().await;
@@ -145,7 +146,7 @@ impl Scene {
     async fn who_holds(&self) -> CaseResult {
         let keys = [&self.mine, &self.theirs].map(|claim| claim.key.clone());
         let query = Query::Keys([keys.as_slice(), std::slice::from_ref(&self.free)].concat());
-        let states = in_the_end(|| self.store.inspect(&query)).await?;
+        let states = answered(|| self.store.inspect(&query)).await?;
         let right = matches!(states.as_slice(), [mine, theirs, free]
             if may_hold(mine, &self.mine) && may_hold(theirs, &self.theirs) && free.holders.is_empty());
         expect(right, || format!("the wrong holders are shown: {states:?}"))
@@ -154,12 +155,12 @@ impl Scene {
     async fn read_theirs(&self) -> CaseResult {
         let Some((name, text)) = &self.record else { return Ok(()) };
         let keeper = only_keeper(&self.store)?;
-        let read = in_the_end(|| keeper.read(name)).await?;
+        let read = answered(|| keeper.read(name)).await?;
         expect(read.as_ref() == Some(text), || format!("the record {text:?} is read as {read:?}"))
     }
 
     async fn renew_mine(&self) -> CaseResult {
-        let renewed = in_the_end(|| renewal_of(&self.store, &self.mine)).await?;
+        let renewed = answered(|| renewal_of(&self.store, &self.mine)).await?;
         let hold = match renewed {
             Renewed::Held(hold) => hold,
             Renewed::Lost(reason) => {
@@ -173,7 +174,7 @@ impl Scene {
 
     async fn take_theirs(&self) -> CaseResult {
         let mut claim = None;
-        let answer = in_the_end(|| {
+        let answer = answered(|| {
             let asked = request(&self.theirs.key, SHORT);
             claim = asked.as_ref().ok().map(|asked| asked.claim.clone());
             async { self.store.acquire(&asked.map_err(unexpected)?).await }
@@ -185,7 +186,7 @@ impl Scene {
 
     async fn end_theirs(&self) -> CaseResult {
         let foreign = self.foreign()?;
-        let answer = in_the_end(|| self.store.release(&foreign)).await?;
+        let answer = answered(|| self.store.release(&foreign)).await?;
         let right = answer == Release::NotHeld(LossReason::Taken);
         expect(right, || format!("a release of another's lease was answered by {answer:?}"))
     }
@@ -198,7 +199,7 @@ impl Scene {
         let fence = state.holders.first().and_then(|holder| holder.fence);
         let right = holder(&state) == Some(hold.claim.token) && fence == Some(hold.fence);
         expect(right, || format!("a grant with the fence {} is on record as {state:?}", hold.fence))?;
-        let answer = in_the_end(|| self.store.release(&hold.claim)).await?;
+        let answer = answered(|| self.store.release(&hold.claim)).await?;
         // A release that was sent twice finds nothing the second time.
         let right = matches!(answer, Release::Released { .. } | Release::NotHeld(LossReason::Gone));
         expect(right, || format!("a held lease's release was answered by {answer:?}"))?;
@@ -268,14 +269,14 @@ impl Scene {
     /// Makes a record, by the other client.
     pub(super) async fn make_record(&self, name: &LockKey) -> Result<Record, BoxError> {
         let (keeper, text) = (only_keeper(&self.other)?, new_text()?);
-        in_the_end(|| keeper.compare_and_set(name, None, Some(&text))).await?;
+        answered(|| keeper.compare_and_set(name, None, Some(&text))).await?;
         Ok(text)
     }
 
     /// What a record is, as the other client sees it.
     pub(super) async fn record_seen_by_other(&self, name: &LockKey) -> Result<Option<Record>, BoxError> {
         let keeper = only_keeper(&self.other)?;
-        in_the_end(|| keeper.read(name)).await
+        answered(|| keeper.read(name)).await
     }
 
     /// Takes a free lock. It may get another name, which the lease tells: see [`take`].
@@ -290,7 +291,7 @@ impl Scene {
 
     /// Ends what was asked for, if it has not ended, and sees that the lock is free.
     pub(super) async fn end(&self, asked: &AcquireRequest) -> CaseResult {
-        let answer = in_the_end(|| self.store.release(&asked.claim)).await?;
+        let answer = answered(|| self.store.release(&asked.claim)).await?;
         // After a cut connection the request may still arrive, and a lease of this short ttl come and go. A session that the
         // client gave up ends a moment later.
         let is_later = asked.ttl == SHORT || answer == Release::NotHeld(LossReason::SessionEnded);
@@ -312,14 +313,14 @@ impl Scene {
 
     /// Gives up a claim that was not granted.
     pub(super) async fn give_up(&self, claim: &Claim) -> CaseResult {
-        in_the_end(|| self.store.release(claim)).await?;
+        answered(|| self.store.release(claim)).await?;
         Ok(())
     }
 
     /// What the other client sees of a lock.
     pub(super) async fn seen_by_other(&self, key: &LockKey) -> Result<KeyState, BoxError> {
         let query = Query::Keys(vec![key.clone()]);
-        Ok(in_the_end(|| self.other.inspect(&query)).await?.pop().ok_or("no answer for the key")?)
+        Ok(answered(|| self.other.inspect(&query)).await?.pop().ok_or("no answer for the key")?)
     }
 }
 
@@ -347,18 +348,11 @@ async fn take(store: &Arc<dyn LockStore>, call: Call, key: &LockKey, ttl: Durati
             }
             Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
             Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
-                in_the_end(|| store.release(&asked.claim)).await?;
+                answered(|| store.release(&asked.claim)).await?;
                 failed += 1;
             }
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-async fn renew(store: &Arc<dyn LockStore>, claim: &Claim) -> Result<Hold, BoxError> {
-    match in_the_end(|| renewal_of(store, claim)).await? {
-        Renewed::Held(hold) => Ok(hold),
-        Renewed::Lost(reason) => Err(lost(reason)),
     }
 }
 
@@ -376,19 +370,6 @@ async fn renewal_of(store: &Arc<dyn LockStore>, claim: &Claim) -> StoreResult<Re
     let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None, holder: None }];
     let answer = store.renew(&renewal).await.pop();
     answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
-}
-
-/// Asks until there is an answer.
-async fn in_the_end<T, F: Future<Output = StoreResult<T>>>(mut ask: impl FnMut() -> F) -> Result<T, BoxError> {
-    let started = Instant::now();
-    loop {
-        match ask().await {
-            Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return Ok(answer?),
-        }
-    }
 }
 
 /// Whether this claim's holder is shown. While a node is silent, a quorum also shows those that only a minority granted.
