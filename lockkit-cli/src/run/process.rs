@@ -105,7 +105,7 @@ impl Stat {
             Ok(environment) if Self::of(pid).is_ok_and(|now| now.is_some_and(|now| now.has_all(&environment))) => {
                 return Some(false);
             }
-            // It is another's, with few exceptions. That of one whose first thread has ended belongs to the administrator.
+            // The process is another user's, with few exceptions. Once its first thread has ended, the file belongs to the administrator.
             Err(error)
                 if error.kind() == io::ErrorKind::PermissionDenied
                     && Self::of(pid).is_ok_and(|now| now.is_none_or(|now| !now.first_ends)) =>

@@ -1,6 +1,6 @@
 //! Locks that are shared, and those whose waiters are served in the order in which they came.
 //!
-//! One that finds the lock free, and nobody waiting, takes the lock's row by one statement, and gives it back by one. Each other step is one
+//! A claim that finds the lock free, and nobody waiting, takes the lock's row by one statement, and gives it back by one. Each other step is one
 //! transaction, sent as one text ([`wire::order`](crate::wire::order)). A claim that waits has a row of its own,
 //! its place, which lasts a few seconds; each request for it prolongs that. Whoever ends a lease then grants the lock to the next in the
 //! queue, until the end of its place at most, for that is what the next one knows of. A table can't wake it: the core's poller

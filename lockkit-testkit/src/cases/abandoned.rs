@@ -150,7 +150,7 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
         Call::Replace | Call::Downgrade => leaving.replace().await,
         Call::Renew | Call::Change | Call::Connect => leaving.renew().await,
         Call::RenewShared => leaving.renew_shared().await,
-        Call::Release | Call::ReleaseShared => leaving.release().await,
+        Call::Release | Call::ReleaseShared | Call::ReleaseInOrder => leaving.release().await,
         Call::ReleaseForeign => leaving.release_foreign().await,
         Call::Inspect | Call::InspectPrefix | Call::InspectQueue => {
             Ok(leaving.leave(scene.store.inspect(&scene.query(call))).await.is_none())

@@ -139,7 +139,7 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
         Call::Replace | Call::Downgrade => take_over(ctx, scene, call, begin).await?,
         Call::Renew | Call::Change | Call::Connect => return renew(scene, call, begin).await,
         Call::RenewShared => return renew_shared(ctx, scene, begin).await,
-        Call::Release | Call::ReleaseShared => release(ctx, scene, call, begin).await?,
+        Call::Release | Call::ReleaseShared | Call::ReleaseInOrder => release(ctx, scene, call, begin).await?,
         Call::ReleaseForeign => {
             begin().await?;
             match scene.store.release(&scene.foreign()?).await {

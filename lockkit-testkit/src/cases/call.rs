@@ -27,6 +27,8 @@ pub(super) enum Call {
     Downgrade,
     RenewShared,
     ReleaseShared,
+    /// The release of an exclusive lock that was asked for in order.
+    ReleaseInOrder,
     Renew,
     /// A renewal that also raises the fence counter and changes the holder's name.
     Change,
@@ -44,7 +46,7 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 19] = [
+    pub(super) const LOCKS: [Self; 20] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
@@ -64,6 +66,7 @@ impl Call {
         Self::Downgrade,
         Self::RenewShared,
         Self::ReleaseShared,
+        Self::ReleaseInOrder,
     ];
     /// Those about records.
     pub(super) const RECORDS: [Self; 3] = [Self::ReadRecord, Self::MakeRecord, Self::ChangeRecord];
@@ -75,7 +78,7 @@ impl Call {
             Self::Replace => !capability.resume && !capability.keeps,
             Self::Downgrade => !capability.downgrades || !capability.shared,
             // Without queues it is the question for one key, which another call asks.
-            Self::InOrder | Self::WaitInOrder | Self::InspectQueue => !capability.fifo,
+            Self::InOrder | Self::WaitInOrder | Self::ReleaseInOrder | Self::InspectQueue => !capability.fifo,
             Self::Share | Self::RenewShared | Self::ReleaseShared => !capability.shared,
             _ => false,
         }
@@ -92,6 +95,7 @@ impl Call {
                 | Self::Downgrade
                 | Self::RenewShared
                 | Self::ReleaseShared
+                | Self::ReleaseInOrder
         )
     }
 
@@ -99,7 +103,7 @@ impl Call {
     pub(super) fn request(self, key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
         let mut asked = request(key, ttl)?;
         match self {
-            Self::InOrder | Self::WaitInOrder => asked.order = Order::Fifo,
+            Self::InOrder | Self::WaitInOrder | Self::ReleaseInOrder => asked.order = Order::Fifo,
             Self::Share | Self::RenewShared | Self::ReleaseShared => {
                 (asked.claim.mode, asked.order) = (Mode::Shared, Order::Fifo);
             }
