@@ -1,6 +1,6 @@
 //! What must hold for every name, value and URL, tried with odd ones. `PROPTEST_CASES` says how many.
 
-use lockkit_core::{ErrorKind, Fence, HolderInfo, LockKey, Token};
+use lockkit_core::{ErrorKind, Fence, HolderInfo, LockKey, Mode, Token};
 use proptest::prelude::*;
 
 use crate::{
@@ -74,7 +74,7 @@ proptest! {
         value::push_tail(&mut text, span, &mark, &holder);
         let fence = Fence::new(fence);
         prop_assert_eq!(value::numbers(text.as_bytes()), Some((fence, span, depth)));
-        prop_assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(StoredLease { token, depth, fence, span, holder }));
+        prop_assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Mode::Exclusive, StoredLease { token, depth, fence, span, holder }));
     }
 
     #[test]

@@ -193,7 +193,9 @@ async fn queue_at(store: &RedisStore, route: &Route, lock: &str) -> Result<Vec<W
     let parts: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
     let waiter = |pair: &[Vec<u8>]| match pair {
         [mode, lease] => match Stored::parse(lease) {
-            Stored::Lease(lease) => Some(Waiter { info: lease.holder, mode: value::mode(str::from_utf8(mode).ok()?)? }),
+            Stored::Lease(_, lease) => {
+                Some(Waiter { info: lease.holder, mode: value::mode(str::from_utf8(mode).ok()?)? })
+            }
             _ => None,
         },
         _ => None,
@@ -214,7 +216,7 @@ impl Sharers {
         let [Value::Int(queued), Value::Array(leases)] = pair else { return None };
         let lease = |pair: &[Value]| match pair {
             [Value::BulkString(lease), Value::Int(remaining)] => match Stored::parse(lease) {
-                Stored::Lease(lease) => Some((lease, milliseconds(*remaining))),
+                Stored::Lease(_, lease) => Some((lease, milliseconds(*remaining))),
                 _ => None,
             },
             _ => None,
@@ -242,7 +244,7 @@ impl Read<'_> {
         let is_lock = !matches!(self.value, Value::SimpleString(_));
         let holders = match self.value {
             Value::BulkString(value) => match Stored::parse(&value) {
-                Stored::Lease(lease) => vec![holder(lease, Mode::Exclusive, remaining)],
+                Stored::Lease(mode, lease) => vec![holder(lease, mode, remaining)],
                 Stored::Shared(mode) => match self.sharers.and_then(|sharers| sharers.leases.as_ref()) {
                     Some(leases) => leases.iter().map(|(lease, left)| holder(lease.clone(), mode, *left)).collect(),
                     None => vec![unknown(Stored::Shared(mode).into_holder(), mode)],

@@ -111,7 +111,7 @@ impl RedisStore {
         let AcquireRequest { claim, from, .. } = acquisition.request;
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
         let what = if from.is_some() { "replace" } else { "take" };
-        let mut take = command(self, connection, &acquisition.lock, what, &claim.token);
+        let mut take = command(connection, &acquisition.lock, what, &claim.token);
         take.arg(first).arg(1);
         push_wish(&mut take, connection, acquisition, waiter.as_ref().map(|waiter| &*waiter.channel));
         if let Some(from) = from {
@@ -153,12 +153,12 @@ impl RedisStore {
     async fn release_in_order_at(&self, route: &Route, claim: &Claim, lock: &str) -> Result<Release> {
         let connection = route.node.dialer.connection().await?;
         if route.asking && connection.epoch().is_none() {
-            // It has no slot yet, and the script would name a key of another one.
+            // It has no slot yet, and may not be in charge: it must grant the lock to nobody.
             return Err(redirect::undecided());
         }
         let pause = connection.epoch().and_then(|epoch| epoch.pause(self.info.clock.now()));
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let mut end = command(self, &connection, lock, "end", &claim.token);
+        let mut end = command(&connection, lock, "end", &claim.token);
         connection.push_epoch(end.arg(first).arg(u8::from(pause.is_none())));
         let reply = connection.run(end, route.asking, self.timeout, Sent::Yes).await;
         // When many give up at once, their releases take the room that giving up their channels needs.
@@ -176,7 +176,7 @@ impl RedisStore {
 pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Renewal, ttl_ms: u64) -> Cmd {
     let text = |text: Option<String>| text.unwrap_or_default();
     let lock = store.names.lock(&renewal.claim.key);
-    let mut renew = command(store, connection, &lock, "renew", &renewal.claim.token);
+    let mut renew = command(connection, &lock, "renew", &renewal.claim.token);
     renew.arg(1).arg(0).arg(ttl_ms).arg(renewal.depth);
     renew.arg(text(renewal.holder.as_ref().map(|holder| format!(":{}", holder.as_str()))));
     renew.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
@@ -197,15 +197,11 @@ impl HeldByAnother {
 }
 
 /// A command that runs `queue.lua`: what is to be done, and for which claim.
-fn command(store: &RedisStore, connection: &Connection, lock: &str, what: &str, token: &Token) -> Cmd {
-    let is_guarded = connection.epoch().is_some();
-    let (script, keys) = if is_guarded { (&*QUEUE_GUARDED, 6) } else { (&*QUEUE, 7) };
-    let mut command = script.by_hash(keys, 14, 8 * lock.len() + 500);
-    command.arg(&name::all(lock));
-    if !is_guarded {
-        command.arg(store.names.unused());
-    }
-    command.arg(what).arg(token.reveal());
+fn command(connection: &Connection, lock: &str, what: &str, token: &Token) -> Cmd {
+    let script = if connection.epoch().is_some() { &QUEUE_GUARDED } else { &QUEUE };
+    let keys = name::all(lock);
+    let mut command = script.by_hash(keys.len(), 14, 8 * lock.len() + 500);
+    command.arg(&keys).arg(what).arg(token.reveal());
     command
 }
 

@@ -31,9 +31,8 @@ pub(crate) static REPLACE: LazyLock<Script> =
 /// [`REPLACE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
 pub(crate) static REPLACE_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/replace.lua")]));
-/// Its last key is the one that [`WRITABLE`] deletes.
 pub(crate) static QUEUE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&[WRITABLE, NO_MARK, include_str!("scripts/queue.lua")]));
+    LazyLock::new(|| Script::new(&[NO_MARK, include_str!("scripts/queue.lua")]));
 /// [`QUEUE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
 pub(crate) static QUEUE_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/queue.lua")]));

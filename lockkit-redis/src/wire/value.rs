@@ -5,7 +5,7 @@
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
 //!
 //! While a lock is shared there is `#s:<fence>` or `#p<limit>:<fence>` in its place, and each lease has such a string in a hash
-//! beside it (see `queue.lua`).
+//! beside it; or, while one claim alone shares it, that string behind `#s:` or `#p<limit>:` (see `queue.lua`).
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ const ROOM: u64 = 1 << 40;
 /// What is stored at a lock's key.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Stored {
-    /// A lease of lockkit.
-    Lease(StoredLease),
-    /// The lock is shared, by leases of this mode.
+    /// A lease of lockkit, and nobody shares the lock with it.
+    Lease(Mode, StoredLease),
+    /// The lock is shared, by leases of this mode that are stored elsewhere.
     Shared(Mode),
     /// Another client's value. What it says is not kept: it may be that client's token, or anybody's data.
     Foreign,
@@ -40,16 +40,22 @@ pub(crate) struct StoredLease {
 impl Stored {
     /// Reads a stored value.
     pub(crate) fn parse(value: &[u8]) -> Self {
-        match sharing(value) {
-            Some(mode) => Self::Shared(mode),
-            None => parse(value).map_or(Self::Foreign, Self::Lease),
-        }
+        let Ok(text) = str::from_utf8(value) else { return Self::Foreign };
+        let stored = match text.strip_prefix('#').and_then(|shared| shared.split_once(':')) {
+            Some((mode, rest)) => match self::mode(mode).filter(|mode| *mode != Mode::Exclusive) {
+                Some(mode) if number(rest.as_bytes()).is_some() => Some(Self::Shared(mode)),
+                Some(mode) => lease(rest).map(|lease| Self::Lease(mode, lease)),
+                None => None,
+            },
+            None => lease(text).map(|lease| Self::Lease(Mode::Exclusive, lease)),
+        };
+        stored.unwrap_or(Self::Foreign)
     }
 
     /// The name of the holder.
     pub(crate) fn into_holder(self) -> HolderInfo {
         match self {
-            Self::Lease(lease) => lease.holder,
+            Self::Lease(_, lease) => lease.holder,
             Self::Shared(Mode::Permit { limit }) => HolderInfo::new(&format!("holders of {limit} permits")),
             Self::Shared(_) => HolderInfo::new("readers"),
             Self::Foreign => foreign(),
@@ -113,13 +119,6 @@ fn push_number(text: &mut String, number: u32) {
     }
 }
 
-/// How a lock with this value is shared, if it is.
-fn sharing(value: &[u8]) -> Option<Mode> {
-    let (mode, fence) = str::from_utf8(value).ok()?.strip_prefix('#')?.split_once(':')?;
-    number(fence.as_bytes())?;
-    self::mode(mode).filter(|mode| *mode != Mode::Exclusive)
-}
-
 /// A mode as `queue.lua` spells it.
 pub(crate) fn mode(text: &str) -> Option<Mode> {
     match text.split_at_checked(1)? {
@@ -130,9 +129,8 @@ pub(crate) fn mode(text: &str) -> Option<Mode> {
     }
 }
 
-fn parse(value: &[u8]) -> Option<StoredLease> {
-    let text = str::from_utf8(value).ok()?;
-    let (fence, span, depth) = numbers(value)?;
+fn lease(text: &str) -> Option<StoredLease> {
+    let (fence, span, depth) = numbers(text.as_bytes())?;
     let token = text.get(..Token::TEXT_LEN)?.parse().ok()?;
     let mut parts = text.splitn(5, ':');
     if parts.next()?.len() != Token::TEXT_LEN {
@@ -180,10 +178,12 @@ mod tests {
             push_tail(&mut text, span, mark, &holder);
             assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}{mark}:", token.reveal())));
             let fence = Fence::new(1_795_163_327_687_740);
-            assert_eq!(
-                Stored::parse(text.as_bytes()),
-                Stored::Lease(StoredLease { token, depth, fence, span, holder })
-            );
+            let lease = StoredLease { token, depth, fence, span, holder };
+            let permits = Mode::Permit { limit: std::num::NonZeroU32::MIN.saturating_add(9) };
+            for (before, mode) in [("", Mode::Exclusive), ("#s:", Mode::Shared), ("#p10:", permits)] {
+                let stored = Stored::parse(format!("{before}{text}").as_bytes());
+                assert_eq!(stored, Stored::Lease(mode, lease.clone()), "{before}{text}");
+            }
         }
     }
 
@@ -211,6 +211,9 @@ mod tests {
             format!("{token}:1:2:99999999999:h"),
             format!("{}:1:2:3:h", token.to_uppercase().replace(char::is_numeric, "A")),
             format!("{token}x1:2:3:4:h"),
+            format!("#x:{token}:1:2:3:h"),
+            format!("#p0:{token}:1:2:3:h"),
+            format!("#{token}:1:2:3:h"),
         ] {
             assert_eq!(Stored::parse(text.as_bytes()), Stored::Foreign, "{text}");
         }

@@ -30,8 +30,10 @@ async fn what_is_held_is_renewed(url: &str, servers: &[&RedisServer]) {
             assert_eq!(held(renew(&store, renewal).await).depth, renewal.depth, "{renewal:?}");
         }
     }
-    let error = attempt(&store, &claim("{a}other")).await.expect_err("full");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    for mode in [Mode::Exclusive, Mode::Shared, permit] {
+        let error = attempt(&store, &Claim { mode, ..claim("{a}other") }).await.expect_err("full");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    }
     for renewal in &renewals {
         free(&store, &renewal.claim).await;
     }

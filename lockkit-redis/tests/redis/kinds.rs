@@ -1,6 +1,7 @@
 //! Readers, permits and strict order: beside each other, beside those that know nothing of them, and after what goes wrong.
 
 use std::{
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -8,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, Lock, LockStore, Locker, LossReason, Mode, Outcome, Release};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Lock, LockStore, Locker, LossReason, Mode, Outcome, Release};
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
     faults::Proxy,
@@ -224,17 +225,32 @@ async fn a_hundred_and_fifty_readers_get_in_behind_a_writer() {
     assert!(released.elapsed() < TOLD, "{:?}", released.elapsed());
 }
 
-/// A server that lost the last second has a group of readers again that had ended. Those who join it are above all that was given
-/// out since.
+/// A server that lost the last second has readers again that had ended. Those who join them are above all that was given out since.
 #[tokio::test]
-async fn readers_of_a_group_that_came_back_are_above_writers_since() {
+async fn readers_that_came_back_let_others_join_above_writers_since() {
     let server = Server::start().await;
+    for count in 1..=2 {
+        come_back(&server, count).await;
+    }
+}
+
+async fn come_back(server: &Server, count: usize) {
     let mut root = server.raw();
     let before = Locker::new(server.store().await);
-    let reader = kind(&before, 2).0.acquire().await.expect("acquire");
-    let parts = ["lockkit:a", "{lockkit:a}:fence", "{lockkit:a}:members:fence", "{lockkit:a}:leases:fence"];
-    let saved = parts.map(|key| redis::cmd("DUMP").arg(key).query::<Vec<u8>>(&mut root).expect("dump"));
-    assert_eq!(reader.release().await.expect("release"), Outcome::Released);
+    let mut readers = Vec::new();
+    for _ in 0..count {
+        readers.push(kind(&before, 2).0.acquire().await.expect("acquire"));
+    }
+    // What there is of a lock that one claim alone shares.
+    let alone = ["lockkit:a", "{lockkit:a}:fence"];
+    let parts = [&alone[..], &["{lockkit:a}:members:fence", "{lockkit:a}:leases:fence"]].concat();
+    let parts = if count == 1 { &alone[..] } else { &parts };
+    assert_eq!(raw::<Vec<String>>(&mut root, "KEYS *").len(), parts.len());
+    let saved: Vec<Vec<u8>> =
+        parts.iter().map(|key| redis::cmd("DUMP").arg(key).query(&mut root).expect("dump")).collect();
+    for reader in readers {
+        assert_eq!(reader.release().await.expect("release"), Outcome::Released);
+    }
     let writer = before.lock("a").acquire().await.expect("acquire");
     let fence = writer.fence();
     assert_eq!(writer.release().await.expect("release"), Outcome::Released);
@@ -247,6 +263,52 @@ async fn readers_of_a_group_that_came_back_are_above_writers_since() {
     let after = Locker::new(server.store().await);
     let reader = kind(&after, 2).0.acquire().await.expect("acquire");
     assert!(reader.fence() > fence, "{} after {fence}", reader.fence());
+    raw::<()>(&mut root, "DEL lockkit:a");
+}
+
+/// The lease of a claim that shares a lock with nobody is in the lock's own value, until anything but its end is asked for.
+#[tokio::test]
+async fn one_that_shares_a_lock_alone_is_one_of_those_that_share_it() {
+    let server = Server::start().await;
+    let (store, mut root) = (server.store().await, server.raw());
+    let permit = Mode::Permit { limit: NonZeroU32::MIN.saturating_add(1) };
+    for mode in [Mode::Shared, permit] {
+        let [first, second, writer] = [mode, mode, Mode::Exclusive].map(|mode| Claim { mode, ..claim("a") });
+        for next in 0..6 {
+            let mine = hold(&store, &first).await;
+            assert_eq!(raw::<u32>(&mut root, "EXISTS {lockkit:a}:members:fence {lockkit:a}:leases:fence"), 0);
+            let holders = Locker::new(server.store().await).lock("a").inspect().await.expect("inspect").holders;
+            assert!(matches!(&holders[..], [one] if one.token == Some(first.token) && one.mode == mode), "{holders:?}");
+            match next {
+                // It ends below.
+                0 => {}
+                1 => assert_eq!(held(renew(&store, &renewal(&first)).await).fence, mine.fence),
+                2 => assert_eq!(hold(&store, &first).await.fence, mine.fence),
+                3 => assert!(matches!(attempt(&store, &writer).await, Ok(Attempt::Contended(_)))),
+                4 => {
+                    let another = hold(&store, &second).await;
+                    assert_eq!(another.fence == mine.fence, mode == Mode::Shared, "{another:?} {mine:?}");
+                    free(&store, &first).await;
+                    assert!(matches!(attempt(&store, &writer).await, Ok(Attempt::Contended(_))));
+                    assert_eq!(held(renew(&store, &renewal(&second)).await).fence, another.fence);
+                    hold(&store, &first).await;
+                    free(&store, &second).await;
+                }
+                // Another's end is not its own.
+                _ => assert_eq!(store.release(&second).await.expect("release"), Release::NotHeld(LossReason::Taken)),
+            }
+            free(&store, &first).await;
+            assert_eq!(lost(renew(&store, &renewal(&first)).await), LossReason::Gone);
+            empties(&server).await;
+        }
+        // It is waited for in order, and lapses in its time.
+        let short = AcquireRequest { ttl: Duration::from_millis(300), ..request(&first, Duration::ZERO) };
+        let asked = Instant::now();
+        granted(store.acquire(&short).await.expect("acquire"));
+        in_order(&store, &writer).await;
+        assert!(asked.elapsed() >= short.ttl, "{:?}", asked.elapsed());
+        free(&store, &writer).await;
+    }
 }
 
 /// The separators of what is stored may stand in a prefix.

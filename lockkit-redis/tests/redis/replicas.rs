@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Effect, ErrorKind, LockKey, LockStore, Locker, Release,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, LockKey, LockStore, Locker, LossReason, Mode, Order, Release,
     store::{Record, Records, Swap},
 };
 use lockkit_redis::RedisStore;
@@ -220,6 +220,35 @@ async fn a_demoted_server_is_asked_for_no_record_and_no_place() {
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut raw).expect("REPLICAOF");
     let error = store.acquire(&asked).await.expect_err("a replica");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+}
+
+/// The answers that change nothing are those that it could give: that a lock is another's, or not held.
+#[tokio::test]
+async fn a_demoted_server_says_nothing_of_shared_locks() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let reader = Claim { mode: Mode::Shared, ..claim("a") };
+    let (gone, exclusive) = (Claim { mode: Mode::Shared, ..claim("b") }, claim("a"));
+    hold(&store, &reader).await;
+    let in_order = AcquireRequest { order: Order::Fifo, ..request(&exclusive, Duration::ZERO) };
+    let downgrade = AcquireRequest { from: Some(exclusive.token), ..request(&gone, Duration::ZERO) };
+    assert!(matches!(store.acquire(&in_order).await.expect("an answer"), Attempt::Contended(_)));
+    assert!(matches!(store.acquire(&downgrade).await.expect("an answer"), Attempt::Contended(_)));
+    assert_eq!(lost(renew(&store, &renewal(&gone)).await), LossReason::Gone);
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut server.raw()).expect("REPLICAOF");
+    let refusals = [
+        store.acquire(&in_order).await.map(drop),
+        store.acquire(&downgrade).await.map(drop),
+        store.release(&gone).await.map(drop),
+        store.release(&reader).await.map(drop),
+    ];
+    for error in refusals.map(|answer| answer.expect_err("a replica")) {
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    }
+    for claim in [&gone, &reader] {
+        let error = renew(&store, &renewal(claim)).await.map(drop).expect_err("a replica");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
 }
 
 #[tokio::test]

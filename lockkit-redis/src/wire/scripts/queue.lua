@@ -30,6 +30,8 @@
 --
 -- While the lock is shared its key has a value that is nobody's, "#s:<fence>" or "#p<limit>:<fence>", and lasts as long as the
 -- longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
+-- A claim that found the lock free shares it with nobody yet: the value is then "#s:<lease>" or "#p<limit>:<lease>", and the set
+-- and the hash are made only if anything but the end of that lease is asked for.
 --
 -- A place in the queue has a lease of its own, for waiters that are gone. The release of a lock grants it to the first in the
 -- queue that listens: until the end of its place at most, for what it knows is that it kept that. It asks for the rest.
@@ -67,11 +69,10 @@ local function sharing()
   return value and (match(value, '^#(s):%d+$') or match(value, '^#(p%d+):%d+$'))
 end
 
--- The lock and what belongs to its leases last as long as the longest of them.
+-- What belongs to the leases lasts as long as the longest of them.
 local function last_until(ends)
-  for _, key in ipairs({lock, members, leases}) do
-    call('PEXPIREAT', key, ends)
-  end
+  call('PEXPIREAT', members, ends)
+  call('PEXPIREAT', leases, ends)
 end
 
 -- After leases have ended.
@@ -79,6 +80,7 @@ local function settle()
   local _, now = clock()
   local longest = call('ZRANGE', members, -1, -1, 'WITHSCORES')
   if longest[1] and tonumber(longest[2]) > now then
+    call('PEXPIREAT', lock, longest[2])
     last_until(longest[2])
   else
     call('DEL', lock, members, leases)
@@ -143,8 +145,10 @@ local function share(token, mode, ends, fence, lease)
   end
 end
 
--- Returns the new value. The counter moves before the lock is set, so an error leaves no lock. A gap is harmless.
-local function grant(token, mode, ttl, ends, span, least, tail)
+-- Returns the lease. The counter moves before the lock is set, so an error leaves no lock. A gap is harmless.
+--
+-- is_alone  the lock is free, and nobody waits for it
+local function grant(token, mode, ttl, ends, span, least, tail, is_alone)
   -- Readers that share the lock have one number, as long as it is high enough for each. (A server that lost some data can have
   -- a group again that had ended.)
   local fence = mode == 's' and span == '1' and value and match(value, ':(%d+)$')
@@ -156,8 +160,8 @@ local function grant(token, mode, ttl, ends, span, least, tail)
     return redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
   end
   local lease = token .. ':1:' .. fence .. tail
-  if mode == 'x' and not ends then
-    value = lease
+  if is_alone or mode == 'x' and not ends then
+    value = mode == 'x' and lease or '#' .. mode .. ':' .. lease
     call('SET', lock, value, 'PX', ttl)
     return lease
   end
@@ -277,12 +281,30 @@ local function extend(ttl)
   settle()
 end
 
+-- A server that was made a replica refuses a write, also one that changes nothing. Goes before an answer that took none: it
+-- would be of what that server has, which may be old.
+local function check_writable()
+  call('HDEL', places, '')
+end
+
+-- The lock is shared by one claim alone: it ends as if it were exclusive, or becomes a group of one.
+local lone_mode, lone = match(value or '', '^#(%w+):(%x+:.*)$')
+if lone and op == 'end' and string.sub(lone, 1, 33) == me .. ':' then
+  value = lone
+elseif lone then
+  local _, now = clock()
+  local token, fence = match(lone, '^(%x+):%d+:(%d+)')
+  local left = call('PTTL', lock)
+  value = false
+  share(token, lone_mode, now + left, fence, lone)
+end
 local how = held()
 
 if op == 'renew' then
   local ttl, depth, tail, floor = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
   local lease = how == 'shared' and call('HGET', leases, me)
   if not lease then
+    check_writable()
     return {value and 1 or 0}
   end
   if mark and not string.find(lease, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
@@ -339,6 +361,7 @@ if op == 'replace' then
   local fence, more = match(value or '', '^%x+:%d+:(%d+):(%d+)[@:]')
   if not fence or not may_grant or string.sub(value, 1, 33) ~= ARGV[12] .. ':'
     or mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
+    check_writable()
     return value and {call('PTTL', lock), value, call('ZCARD', queue)} or {-2, ''}
   end
   -- Above what that lease owns, though its counter may have lapsed. The lock's key is there until the group of readers has it.
@@ -354,8 +377,9 @@ if is_other_limit(mode) then
   return -4
 end
 if may_grant and call('EXISTS', queue) == 0 and has_room(mode) then
-  return grant(me, mode, ttl, nil, span, least, tail)
+  return grant(me, mode, ttl, nil, span, least, tail, not value)
 end
+check_writable()
 if kept ~= '0' then
   local us, now = clock()
   local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
