@@ -16,7 +16,7 @@ use crate::{
     peers::{At, Measured},
     plan::{Plan, Step},
     processes,
-    results::{Absence, Counts, Kinds, Results, Traits},
+    results::{Absence, Counts, Results, Traits},
     takeover,
     targets::Target,
     workers::WorkerProgram,
@@ -61,7 +61,7 @@ impl Contestant {
         // Names of its own: the store may be in use, by another comparison too.
         let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
         let absent = Step::all()
-            .filter_map(|step| Some((step, Absence::Inapplicable(inapplicable(step, &target, traits.kinds)?))))
+            .filter_map(|step| Some((step, Absence::Inapplicable(inapplicable(step, &target, &traits)?))))
             .collect();
         let results = Results { traits, absent, ..Results::default() };
         Ok(Self { target, client, key, taken: BTreeMap::new(), cases: Arc::default(), results })
@@ -142,15 +142,16 @@ impl Contestant {
                 }
             }
             Step::Kinds => {
-                let (name, kinds, slice) = (|kind| format!("{key}/{kind}"), results.traits.kinds, plan.short_slice());
-                if kinds.fifo {
+                let (name, slice) = (|kind| format!("{key}/{kind}"), plan.short_slice());
+                let Traits { fifo, shared, permits, .. } = results.traits;
+                if fifo {
                     results.fifo.add(measure::pair(locker.lock(name("fifo")).fifo(), slice).await?.pair);
                 }
-                if kinds.shared {
+                if shared {
                     results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
                     results.writer.add(measure::pair(locker.rw_lock(name("writer")).write(), slice).await?.pair);
                 }
-                if kinds.permits {
+                if permits {
                     let permit = locker.semaphore(name("permit"), Plan::PERMITS);
                     results.permit.add(measure::pair(permit, slice).await?.pair);
                 }
@@ -209,14 +210,12 @@ fn traits(store: &dyn LockStore, target: &Target) -> Traits {
         fencing: format!("{:?}", capability.fencing),
         waiting: format!("{:?}", capability.waiting),
         liveness: liveness(&capability.liveness),
-        kinds: Kinds {
-            fifo: capability.fifo,
-            shared: capability.shared,
-            permits: capability.permits,
-            resume: capability.resume,
-            keeps: capability.keeps,
-            downgrades: capability.downgrades,
-        },
+        fifo: capability.fifo,
+        shared: capability.shared,
+        permits: capability.permits,
+        resume: capability.resume,
+        keeps: capability.keeps,
+        downgrades: capability.downgrades,
     }
 }
 
@@ -230,7 +229,7 @@ fn liveness(liveness: &Liveness) -> String {
 }
 
 /// Why this measure is none for this store.
-fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static str> {
+fn inapplicable(step: Step, target: &Target, traits: &Traits) -> Option<&'static str> {
     match step {
         // The cases are all that a store takes beside those.
         step if !target.steps().contains(&step) && (step != Step::Compliance || target.peer().is_some()) => {
@@ -246,7 +245,7 @@ fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static st
         Step::Cost if target.is_in_process() => {
             Some("it is inside one process, and there is no server to cost anything")
         }
-        Step::Kinds if !(kinds.fifo || kinds.shared || kinds.permits) => {
+        Step::Kinds if !(traits.fifo || traits.shared || traits.permits) => {
             Some("it has exclusive locks only, in no order")
         }
         Step::Leases if !cfg!(target_os = "linux") => {

@@ -51,7 +51,7 @@ pub use crate::{
     report::{
         Axis, Baseline, Better, Cases, Cell, Change, Changes, Curve, Facts, Interrupted, Report, Row, Setting, Verdict,
     },
-    results::{Absence, Figure},
+    results::{Absence, Figure, Traits},
     targets::{Target, Targets, redlock},
     timeline::{Belief, Ending, Fault, Overlap, Refusal, Timeline},
     workers::WorkerProgram,

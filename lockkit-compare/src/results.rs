@@ -51,29 +51,32 @@ pub(crate) struct Results {
 
 /// What a store says of itself.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Traits {
-    /// Whether it is no store but another lock library. Then nothing else here is known of it.
-    pub(crate) is_peer: bool,
-    /// Whether a question to it is no more than a look into this process's memory.
-    pub(crate) in_process: bool,
+#[non_exhaustive]
+pub struct Traits {
+    /// Whether it is another lock library, of which only some measures are known. Then the rest here says nothing.
+    pub is_peer: bool,
+    /// Whether it is inside this process, and no other process can share its locks.
+    pub in_process: bool,
     /// The scheme of its URL.
-    pub(crate) scheme: String,
-    pub(crate) fencing: String,
-    pub(crate) waiting: String,
+    pub scheme: String,
+    /// What its fences are worth, as [`Fencing`](lockkit::Fencing) names it.
+    pub fencing: String,
+    /// How waiters learn of a release, as [`Waiting`](lockkit::Waiting) names it.
+    pub waiting: String,
     /// What ends the lease of a holder that is gone.
-    pub(crate) liveness: String,
-    pub(crate) kinds: Kinds,
-}
-
-/// Which locks a store has beside exclusive ones.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Kinds {
-    pub(crate) fifo: bool,
-    pub(crate) shared: bool,
-    pub(crate) permits: bool,
-    pub(crate) resume: bool,
-    pub(crate) keeps: bool,
-    pub(crate) downgrades: bool,
+    pub liveness: String,
+    /// Whether it has a strict order of arrival.
+    pub fifo: bool,
+    /// Whether it has readers and writers.
+    pub shared: bool,
+    /// Whether it has semaphores.
+    pub permits: bool,
+    /// Whether a lease may outlive its process.
+    pub resume: bool,
+    /// Whether a lock can be kept for a window.
+    pub keeps: bool,
+    /// Whether a writer can become a reader without a gap.
+    pub downgrades: bool,
 }
 
 /// The latencies of one measure, a histogram for each round.

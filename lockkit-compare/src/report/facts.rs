@@ -2,34 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::results::Results;
+use crate::results::{Results, Traits};
 
 /// What a store said of itself and what was seen, as far as it helps to choose.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Facts {
-    /// Whether it is another lock library, of which only some measures are known. Then the rest here says nothing.
-    pub peer: bool,
-    /// The scheme of its URL.
-    pub scheme: String,
-    /// Whether it is inside this process, and no other process can share its locks.
-    pub in_process: bool,
-    /// What its fences are worth, as [`Fencing`](lockkit::Fencing) names it.
-    pub fencing: String,
-    /// What ends the lease of a holder that is gone.
-    pub liveness: String,
-    /// Whether it has a strict order of arrival.
-    pub fifo: bool,
-    /// Whether it has readers and writers.
-    pub shared: bool,
-    /// Whether it has semaphores.
-    pub permits: bool,
-    /// Whether a lease may outlive its process.
-    pub resume: bool,
-    /// Whether a lock can be kept for a window.
-    pub keeps: bool,
-    /// Whether a writer can become a reader without a gap.
-    pub downgrades: bool,
+    /// What it said of itself.
+    pub traits: Traits,
     /// The median of an acquisition and its release, in µs.
     pub pair_micros: Option<f64>,
     /// The overlaps that were seen; `None` where nothing was contested.
@@ -51,20 +31,9 @@ pub struct Cases {
 
 impl Facts {
     pub(super) fn of(store: &Results) -> Self {
-        let (traits, kinds) = (&store.traits, store.traits.kinds);
         let groups = store.compliance.iter().flat_map(|counts| &counts.groups);
         Self {
-            peer: traits.is_peer,
-            scheme: traits.scheme.clone(),
-            in_process: traits.in_process,
-            fencing: traits.fencing.clone(),
-            liveness: traits.liveness.clone(),
-            fifo: kinds.fifo,
-            shared: kinds.shared,
-            permits: kinds.permits,
-            resume: kinds.resume,
-            keeps: kinds.keeps,
-            downgrades: kinds.downgrades,
+            traits: store.traits.clone(),
             pair_micros: store.pair.micros(0.5).map(|figure| figure.value),
             overlaps: store.was_contested().then(|| store.violations()),
             cases: groups
@@ -77,7 +46,7 @@ impl Facts {
 
     /// What a server that is back with less data does to this store's locks: what `docs/choosing.md` says of it.
     pub(super) fn after_loss(&self) -> AfterLoss {
-        match self.scheme.as_str() {
+        match self.traits.scheme.as_str() {
             "redlock" | "zk" => AfterLoss::Majority,
             "memory" => AfterLoss::Process,
             "redis" | "mysql" => AfterLoss::GrantsTwice,

@@ -259,12 +259,12 @@ impl Report {
 
     /// The names of the peers among the stores.
     pub fn peers(&self) -> impl Iterator<Item = &str> {
-        self.known().filter(|(_, facts)| facts.peer).map(|(name, _)| name)
+        self.known().filter(|(_, facts)| facts.traits.is_peer).map(|(name, _)| name)
     }
 
     /// The stores of lockkit, and what each is.
     fn own(&self) -> impl Iterator<Item = (&str, &Facts)> {
-        self.known().filter(|(_, facts)| !facts.peer)
+        self.known().filter(|(_, facts)| !facts.traits.is_peer)
     }
 
     fn known(&self) -> impl Iterator<Item = (&str, &Facts)> {

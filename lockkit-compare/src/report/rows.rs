@@ -4,7 +4,7 @@ mod faults;
 
 use crate::{
     plan::{Plan, Step},
-    results::{Absence, Figure, Held, Kinds, Results, Rounds, fairness, rate, ratio, round_trips},
+    results::{Absence, Figure, Held, Results, Rounds, Traits, fairness, rate, ratio, round_trips},
     stats::grouped,
     targets::OF_PEERS,
 };
@@ -80,12 +80,12 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.text("fencing", "fencing", |store| Some(store.traits.fencing.clone()));
     sheet.text("waiting", "how waiters learn of a release", |store| Some(store.traits.waiting.clone()));
     sheet.text("liveness", "what ends the lease of a holder that is gone", |store| Some(store.traits.liveness.clone()));
-    sheet.kind("fifo", "strict order of arrival", |kinds| kinds.fifo);
-    sheet.kind("shared", "readers and writers", |kinds| kinds.shared);
-    sheet.kind("downgrades", "a writer becomes a reader without a gap", |kinds| kinds.downgrades);
-    sheet.kind("permits", "semaphores", |kinds| kinds.permits);
-    sheet.kind("resume", "leases that outlive their process", |kinds| kinds.resume);
-    sheet.kind("keeps", "once per window", |kinds| kinds.keeps);
+    sheet.kind("fifo", "strict order of arrival", |traits| traits.fifo);
+    sheet.kind("shared", "readers and writers", |traits| traits.shared);
+    sheet.kind("downgrades", "a writer becomes a reader without a gap", |traits| traits.downgrades);
+    sheet.kind("permits", "semaphores", |traits| traits.permits);
+    sheet.kind("resume", "leases that outlive their process", |traits| traits.resume);
+    sheet.kind("keeps", "once per window", |traits| traits.keeps);
     sheet.step = Some(Step::Compliance);
     sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
         let counts = store.compliance.as_ref()?;
@@ -317,9 +317,9 @@ impl Sheet<'_> {
         self.row(id, title, "", Better::Neither, |store| value(store).map(Cell::Text));
     }
 
-    fn kind(&mut self, id: &'static str, title: &'static str, has: impl Fn(&Kinds) -> bool) {
+    fn kind(&mut self, id: &'static str, title: &'static str, has: impl Fn(&Traits) -> bool) {
         let in_words = |has| if has { "yes" } else { "no" }.to_owned();
-        self.text(id, title, |store| Some(in_words(has(&store.traits.kinds))));
+        self.text(id, title, |store| Some(in_words(has(&store.traits))));
     }
 
     fn row(

@@ -147,10 +147,10 @@ impl Report {
     fn facts_for_script(&self) -> String {
         let facts = self.own().map(|(name, facts)| {
             json!({
-                "name": name, "scheme": facts.scheme, "inProcess": facts.in_process, "fencing": facts.fencing,
+                "name": name, "scheme": facts.traits.scheme, "inProcess": facts.traits.in_process, "fencing": facts.traits.fencing,
                 "afterLoss": facts.after_loss().text(), "keepsAfterLoss": facts.keeps_after_loss(),
-                "fifo": facts.fifo, "shared": facts.shared, "permits": facts.permits, "resume": facts.resume,
-                "keeps": facts.keeps, "downgrades": facts.downgrades,
+                "fifo": facts.traits.fifo, "shared": facts.traits.shared, "permits": facts.traits.permits, "resume": facts.traits.resume,
+                "keeps": facts.traits.keeps, "downgrades": facts.traits.downgrades,
                 "pair": facts.pair_micros, "overlaps": facts.overlaps,
                 "failedCases": facts.cases.values().map(|cases| cases.failed).sum::<usize>(),
             })

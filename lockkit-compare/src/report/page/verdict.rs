@@ -24,27 +24,31 @@ const GUARANTEES: [Guarantee; 10] = [
             None => "not measured".into(),
         },
     },
-    Guarantee { title: "Fences grow", evidence: &["fencing"], says: |facts| fencing(&facts.fencing).into() },
+    Guarantee { title: "Fences grow", evidence: &["fencing"], says: |facts| fencing(&facts.traits.fencing).into() },
     Guarantee {
         title: "The lease of a holder that is gone ends by",
         evidence: &["expiry"],
-        says: |facts| facts.liveness.clone(),
+        says: |facts| facts.traits.liveness.clone(),
     },
     Guarantee {
         title: "A lock when a server loses data that it had confirmed",
         evidence: &[],
         says: |facts| facts.after_loss().text().into(),
     },
-    Guarantee { title: "Strict order of arrival", evidence: &["fairness"], says: |facts| yes(facts.fifo) },
-    Guarantee { title: "Readers and writers", evidence: &["modes"], says: |facts| yes(facts.shared) },
+    Guarantee { title: "Strict order of arrival", evidence: &["fairness"], says: |facts| yes(facts.traits.fifo) },
+    Guarantee { title: "Readers and writers", evidence: &["modes"], says: |facts| yes(facts.traits.shared) },
     Guarantee {
         title: "A writer becomes a reader without a gap",
         evidence: &["modes"],
-        says: |facts| yes(facts.downgrades),
+        says: |facts| yes(facts.traits.downgrades),
     },
-    Guarantee { title: "Semaphores", evidence: &["modes"], says: |facts| yes(facts.permits) },
-    Guarantee { title: "Leases that outlive their process", evidence: &["lifecycle"], says: |facts| yes(facts.resume) },
-    Guarantee { title: "A job once per window", evidence: &["window"], says: |facts| yes(facts.keeps) },
+    Guarantee { title: "Semaphores", evidence: &["modes"], says: |facts| yes(facts.traits.permits) },
+    Guarantee {
+        title: "Leases that outlive their process",
+        evidence: &["lifecycle"],
+        says: |facts| yes(facts.traits.resume),
+    },
+    Guarantee { title: "A job once per window", evidence: &["window"], says: |facts| yes(facts.traits.keeps) },
 ];
 
 fn yes(it_has: bool) -> String {
