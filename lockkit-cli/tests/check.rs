@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::Path,
     process::{Command, Output},
@@ -175,18 +176,19 @@ fn a_server_that_goes_away_is_69() {
     let output = check.end();
     assert_eq!(code(&output), 69, "{output:?}");
     assert!(complaint(&output).contains("can't be used any more, since expiry::"), "{}", complaint(&output));
-    assert!(stdout(&output).contains("1 failed") && stdout(&output).contains("may still be held"), "{output:?}");
+    assert!(stdout(&output).contains(" failed ") && stdout(&output).contains("may still be held"), "{output:?}");
 }
 
-/// Runs the cases about waiting, and sends a signal as soon as the first has ended and another has a lock.
+/// Runs the cases about waiting, and sends a signal as soon as one has ended: more have begun than run at once.
 fn interrupted(signal: &str, junit: &Path, args: &[&str]) -> Output {
     let redis = Redis::start();
     let mut command = redis.lockkit(&["check", "--filter", "waiting", "--junit"]);
     command.arg(junit).args(args);
     let mut check = Running::start(command);
-    eventually("a lock of the second group", || {
+    eventually("a fifth case", || {
         assert!(check.is_running());
-        !redis.command(&["KEYS", "lockkit:lockkit-check/*/waiting::*"]).is_empty()
+        let counters = redis.command(&["KEYS", "{lockkit:lockkit-check/*"]);
+        counters.lines().filter_map(|name| name.split('/').nth(2)).collect::<BTreeSet<_>>().len() > 4
     });
     check.signal(signal);
     let output = check.end();
@@ -221,7 +223,7 @@ fn a_terminated_check_is_json_all_the_same() {
     assert_eq!(code(&output), 143, "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let results = report["cases"].as_array().unwrap();
-    assert_eq!(results[0]["result"], "passed", "{report:#}");
+    assert!(results.iter().any(|case| case["result"] == "passed"), "{report:#}");
     let last = results.last().unwrap();
     assert_eq!((&last["result"], &last["reason"]), (&"ignored".into(), &"not run to its end: interrupted".into()));
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use lockkit::store::unpoisoned;
-use lockkit_testkit::{Backend, Checked, Subject, Verdict, check};
+use lockkit_testkit::{Backend, Checked, Subject, Verdict, cases};
 
 use crate::results::Counts;
 
@@ -24,11 +24,11 @@ pub(crate) async fn compliance(
             return;
         }
     };
-    check(&subject, |checked| {
-        unpoisoned(seen).enter(checked);
+    for case in cases::all() {
+        let checked = subject.run(case).await;
+        unpoisoned(seen).enter(&checked);
         done();
-    })
-    .await;
+    }
 }
 
 impl Counts {

@@ -1,4 +1,4 @@
-//! Running cases: one at a time, as trials of a test binary, or all against one store with a report.
+//! Running cases, by themselves or as trials of a test binary.
 
 use std::{
     any::Any,
@@ -38,37 +38,6 @@ pub struct Checked {
     pub verdict: Verdict,
     /// How long it took.
     pub took: Duration,
-}
-
-/// How all cases went.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Each case, in the order in which they were run.
-    pub cases: Vec<Checked>,
-}
-
-impl Report {
-    /// How many cases passed.
-    #[must_use]
-    pub fn passed(&self) -> usize {
-        self.cases.iter().filter(|checked| checked.verdict == Verdict::Passed).count()
-    }
-
-    /// The cases that failed, and what was seen.
-    pub fn failed(&self) -> impl Iterator<Item = (&'static Case, &str)> {
-        self.cases.iter().filter_map(|checked| match &checked.verdict {
-            Verdict::Failed(message) => Some((checked.case, message.as_str())),
-            Verdict::Passed | Verdict::Ignored(_) => None,
-        })
-    }
-
-    /// The cases that do not apply, and why.
-    pub fn ignored(&self) -> impl Iterator<Item = (&'static Case, &str)> {
-        self.cases.iter().filter_map(|checked| match &checked.verdict {
-            Verdict::Ignored(reason) => Some((checked.case, reason.as_str())),
-            Verdict::Passed | Verdict::Failed(_) => None,
-        })
-    }
 }
 
 /// A store under test, and what it has to offer. Finding that out may start a server, so it is done once for all cases.
@@ -161,25 +130,6 @@ impl Subject {
             Ok(Some(Err(panicked))) => Verdict::Failed(panicked.try_into_panic().map_or_else(|e| e.to_string(), said)),
             Ok(None) | Err(_) => Verdict::Failed(format!("it did not end within {LIMIT:?}")),
         }
-    }
-}
-
-/// Runs every case against a store, one after the other; `progress` is told of each.
-pub async fn check(subject: &Subject, mut progress: impl FnMut(&Checked) + Send) -> Report {
-    let mut report = Report::default();
-    for case in cases::all() {
-        let checked = subject.run(case).await;
-        progress(&checked);
-        report.cases.push(checked);
-    }
-    report
-}
-
-/// Runs one case on the present runtime.
-pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
-    match Subject::new(backend).await {
-        Ok(subject) => subject.run(case).await.verdict,
-        Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
     }
 }
 

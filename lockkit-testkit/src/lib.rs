@@ -25,7 +25,7 @@ pub use {
     altered::{Alter, Altered, Slow, WithInfo},
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
-    check::{Checked, Report, Subject, Verdict, check, run_case, trials},
+    check::{Checked, Subject, Verdict, trials},
     frozen::{AsyncOpen, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers},
     leaks::cycles_leave_nothing,
     memory::MemoryBackend,

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, process::ExitCode, sync::Arc};
 
 use libtest_mimic::{Failed, Trial};
 use lockkit_testkit::{
-    BoxError, Verdict,
+    BoxError, Subject, Verdict,
     broken::{Bug, Catch, SimpleBackend},
-    cases, run_case, trials,
+    cases, trials,
 };
 
 const DOCS: &str = include_str!("../../docs/testing.md");
@@ -37,7 +37,7 @@ fn must_fail(bug: Bug, catch: Catch) -> Result<(), Failed> {
     let runtime = runtime()?;
     let verdict = runtime.block_on(async {
         let backend = SimpleBackend::start(Some(bug)).await?;
-        Ok::<_, BoxError>(run_case(case, Arc::new(backend)).await)
+        Ok::<_, BoxError>(Subject::new(Arc::new(backend)).await?.run(case).await.verdict)
     })?;
     runtime.shutdown_background();
     match verdict {

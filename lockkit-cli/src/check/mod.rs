@@ -4,6 +4,7 @@ mod junit;
 mod report;
 
 use std::{
+    collections::BTreeMap,
     fs, panic,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -11,7 +12,10 @@ use std::{
 };
 
 use clap::Args as ClapArgs;
-use lockkit::{Token, store::unpoisoned};
+use lockkit::{
+    Token,
+    store::{join_all, unpoisoned},
+};
 use lockkit_compare::backend;
 use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
 
@@ -23,9 +27,12 @@ use crate::{
     sweep,
 };
 
+/// How many cases run at once: most of their time they wait for leases to lapse.
+const AT_ONCE: usize = 4;
+
 /// Find out whether a store keeps the rules of locks, by trying
 ///
-/// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about a minute. All
+/// Runs the cases of the compliance suite that do a server no harm, some at once; this takes about half a minute. All
 /// locks that they take have names that start with lockkit-check/ and a random part, or with lockkit/yield/ before that where a
 /// holder is asked to yield; what is still held of them at the end, or after Ctrl-C, is released. What stays, such as the
 /// counters of fences, is told. Cases that do not apply are ignored, with the reason; after Ctrl-C so are those that had
@@ -89,16 +96,18 @@ pub(crate) fn run(args: &Args) -> Exit {
         Ok(broken_off) => broken_off,
         Err(failure) if interrupt::is_signal(&failure) => {
             let what = format!("interrupted after {} of {} cases", checked.len(), cases.len());
-            checked.extend(cases[checked.len()..].iter().map(|case| not_run(case)));
+            for (place, case) in cases.iter().enumerate() {
+                checked.entry(place).or_insert_with(|| not_run(case));
+            }
             Some(Failure::new(failure.code(), what))
         }
         Err(failure) => return Err(after_failure(&failure, &left)),
     };
-    finish(args, &Report { store: name, cases: checked, took, left }, broken_off)
+    finish(args, &Report { store: name, cases: checked.into_values().collect(), took, left }, broken_off)
 }
 
-/// The cases that have ended, in their order. They outlive an interruption.
-type Done = Arc<Mutex<Vec<Checked>>>;
+/// The cases that have ended, by their places. They outlive an interruption.
+type Done = Arc<Mutex<BTreeMap<usize, Checked>>>;
 
 /// Runs the cases. Ends early, with the reason, when the store can't be reached any more.
 async fn check(
@@ -113,21 +122,25 @@ async fn check(
     let length = u64::try_from(cases.len()).unwrap_or(u64::MAX);
     let bar = show::bar(length, "{elapsed:>4} [{bar:30}] {pos:>3}/{len} {wide_msg}");
     bar.enable_steady_tick(show::TICK);
-    for case in cases {
-        bar.set_message(case.name);
-        let checked = subject.run(case).await;
-        let failed = matches!(checked.verdict, Verdict::Failed(_));
-        unpoisoned(&done).push(checked);
-        bar.inc(1);
-        // Was it the store's fault, or is there no store?
-        if failed && let Err(error) = lockkit::open(&url).await {
-            bar.finish_and_clear();
-            let what = format!("the store can't be used any more, since {}: {error}", case.name);
-            return Ok(Some(Failure::new(UNAVAILABLE, what)));
+    let todo = Mutex::new(cases.into_iter().enumerate());
+    let worker = async || {
+        while let Some((place, case)) = { unpoisoned(&todo).next() } {
+            bar.set_message(case.name);
+            let checked = subject.run(case).await;
+            let failed = matches!(checked.verdict, Verdict::Failed(_));
+            unpoisoned(&done).insert(place, checked);
+            bar.inc(1);
+            // Was it the store's fault, or is there no store?
+            if failed && let Err(error) = lockkit::open(&url).await {
+                let what = format!("the store can't be used any more, since {}: {error}", case.name);
+                return Some(Failure::new(UNAVAILABLE, what));
+            }
         }
-    }
+        None
+    };
+    let ended = join_all((0..AT_ONCE).map(|_| worker())).await;
     bar.finish_and_clear();
-    Ok(None)
+    Ok(ended.into_iter().flatten().next())
 }
 
 fn not_run(case: &'static Case) -> Checked {
