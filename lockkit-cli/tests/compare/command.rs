@@ -1,6 +1,4 @@
-//! `lockkit compare` as a user runs it.
-
-mod support;
+//! The command as a user runs it.
 
 use std::{
     fs,
@@ -11,7 +9,11 @@ use std::{
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use serde_json::Value;
-use support::{Redis, Running, eventually, is_alive};
+
+use crate::{
+    row,
+    support::{self, Redis, Running, eventually, is_alive},
+};
 
 fn compare(dir: &Path, args: &[&str]) -> Output {
     let out = dir.join("out");
@@ -22,10 +24,6 @@ fn compare(dir: &Path, args: &[&str]) -> Output {
         .env_remove("LOCKKIT_STORE")
         .output()
         .expect("lockkit runs")
-}
-
-fn row<'a>(json: &'a Value, id: &str) -> &'a Value {
-    json["rows"].as_array().expect("an array").iter().find(|row| row["id"] == id).expect("a row")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,9 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-fn row<'a>(json: &'a Value, id: &str) -> &'a Value {
-    json["rows"].as_array().expect("an array").iter().find(|row| row["id"] == id).expect("a row")
-}
+use crate::row;
 
 /// A directory with a link to this program alone, to find nothing else with.
 fn only(dir: &Path, program: &str) -> PathBuf {

@@ -1,7 +1,5 @@
 //! `lockkit compare --peers`: other lock libraries beside the stores. (`./run` installs redis-py and Curator.)
 
-mod support;
-
 use std::{
     fs,
     path::Path,
@@ -9,6 +7,8 @@ use std::{
 };
 
 use serde_json::Value;
+
+use crate::{row, support};
 
 /// All that is installed, or the servers in this directory alone.
 fn compare(dir: &Path, servers: Option<&Path>, args: &[&str]) -> Output {
@@ -21,10 +21,6 @@ fn compare(dir: &Path, servers: Option<&Path>, args: &[&str]) -> Output {
         command.env("PATH", servers).env("LOCKKIT_SERVERS", servers);
     }
     command.output().expect("lockkit runs")
-}
-
-fn row<'a>(json: &'a Value, id: &str) -> &'a Value {
-    json["rows"].as_array().expect("an array").iter().find(|row| row["id"] == id).expect("a row")
 }
 
 #[test]
