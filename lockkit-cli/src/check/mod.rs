@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fs, panic,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -122,7 +122,7 @@ async fn check(
     let length = u64::try_from(cases.len()).unwrap_or(u64::MAX);
     let bar = show::bar(length, "{elapsed:>4} [{bar:30}] {pos:>3}/{len} {wide_msg}");
     bar.enable_steady_tick(show::TICK);
-    let todo = Mutex::new(cases.into_iter().enumerate());
+    let (todo, broken_off) = (Mutex::new(cases.into_iter().enumerate()), Mutex::new(None));
     let worker = async || {
         while let Some((place, case)) = { unpoisoned(&todo).next() } {
             bar.set_message(case.name);
@@ -133,14 +133,15 @@ async fn check(
             // Was it the store's fault, or is there no store?
             if failed && let Err(error) = lockkit::open(&url).await {
                 let what = format!("the store can't be used any more, since {}: {error}", case.name);
-                return Some(Failure::new(UNAVAILABLE, what));
+                unpoisoned(&broken_off).get_or_insert(Failure::new(UNAVAILABLE, what));
+                // No more begin, also if the store comes back.
+                unpoisoned(&todo).by_ref().for_each(drop);
             }
         }
-        None
     };
-    let ended = join_all((0..AT_ONCE).map(|_| worker())).await;
+    join_all((0..AT_ONCE).map(|_| worker())).await;
     bar.finish_and_clear();
-    Ok(ended.into_iter().flatten().next())
+    Ok(broken_off.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn not_run(case: &'static Case) -> Checked {
