@@ -5,7 +5,7 @@
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
 //!
 //! While a lock is shared there is `#s:<fence>` or `#p<limit>:<fence>` in its place, and each lease has such a string in a hash
-//! beside it; or, while one claim alone shares it, that string behind `#s:` or `#p<limit>:` (see `queue.lua`).
+//! beside it; or that string of the first lease behind `#s:` or `#p<limit>:` (see `queue.lua`).
 
 use std::time::Duration;
 

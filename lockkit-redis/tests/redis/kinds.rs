@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Claim, Lock, LockStore, Locker, LossReason, Mode, Outcome, Release};
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Lock, LockStore, Locker, LossReason, Mode, Order, Outcome, Release,
+};
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
     faults::Proxy,
@@ -308,6 +310,48 @@ async fn one_that_shares_a_lock_alone_is_one_of_those_that_share_it() {
         in_order(&store, &writer).await;
         assert!(asked.elapsed() >= short.ttl, "{:?}", asked.elapsed());
         free(&store, &writer).await;
+    }
+}
+
+/// What only looks like the lease of one that shares the lock alone is another client's, and stays as it is.
+#[tokio::test]
+async fn what_is_no_lease_of_ours_is_left_alone() {
+    let server = Server::start().await;
+    let (store, mut root) = (server.store().await, server.raw());
+    let (token, reader) = ("0123456789abcdef".repeat(2), Claim { mode: Mode::Shared, ..claim("a") });
+    for value in
+        ["#s:abc:1", "#s:abc:1:2:3:h", "#s::1:2:3:h", &format!("#x:{token}:1:2:3:h"), &format!("#s:{token}:1:2")]
+    {
+        raw::<()>(&mut root, &format!("SET lockkit:a {value}"));
+        for claim in [&reader, &claim("a")] {
+            for order in [Order::Any, Order::Fifo] {
+                let asked = AcquireRequest { order, ..request(claim, Duration::ZERO) };
+                assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Contended(_))), "{value}");
+            }
+        }
+        assert_eq!(lost(renew(&store, &renewal(&reader)).await), LossReason::Taken, "{value}");
+        assert_eq!(store.release(&reader).await.expect("release"), Release::NotHeld(LossReason::Taken), "{value}");
+        assert_eq!(raw::<String>(&mut root, "GET lockkit:a"), value);
+    }
+    // A lease whose end is not known, for somebody took it away.
+    raw::<()>(&mut root, &format!("SET lockkit:a #s:{token}:1:2:3:h"));
+    assert!(matches!(attempt(&store, &claim("a")).await, Ok(Attempt::Contended(_))));
+    assert!(matches!(attempt(&store, &reader).await, Ok(Attempt::Granted(_))));
+    free(&store, &reader).await;
+    assert!(matches!(attempt(&store, &claim("a")).await, Ok(Attempt::Contended(_))));
+}
+
+/// In its last millisecond a lease has no whole one left.
+#[tokio::test]
+async fn one_that_shares_a_lock_alone_can_be_met_in_its_last_millisecond() {
+    let server = Server::start().await;
+    let (store, mut root) = (server.store().await, server.raw());
+    let (lease, reader) = (format!("#s:{}:1:2:3:h", "0123456789abcdef".repeat(2)), claim("a"));
+    let reader = Claim { mode: Mode::Shared, ..reader };
+    for _ in 0..500 {
+        raw::<()>(&mut root, &format!("SET lockkit:a {lease} PX 1"));
+        granted(attempt(&store, &reader).await.expect("an answer"));
+        free(&store, &reader).await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockkit_core::{ErrorKind, Locker, Outcome};
+use lockkit_core::{AcquireRequest, ErrorKind, LockStore, Locker, Order, Outcome};
 
 use crate::support::*;
 
@@ -92,12 +92,14 @@ async fn a_release_is_one_though_the_next_can_not_be_served() {
 async fn a_lease_that_shares_a_lock_lasts_no_less_than_its_ttl() {
     let server = Server::start().await;
     let (locker, mut connection) = (Locker::new(server.store().await), server.raw());
-    // The leases are stored beside the lock only if several share it.
-    let _first = locker.rw_lock("a").read().ttl(TTL).acquire().await.expect("granted");
+    let others = server.store().await;
     for _ in 0..50 {
         let asked = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
         let reader = locker.rw_lock("a").read().ttl(TTL).acquire().await.expect("granted");
-        let [_, ends]: [String; 2] = raw(&mut connection, "ZRANGE {lockkit:a}:members:fence -1 -1 WITHSCORES");
+        // The lease is stored beside the lock once another has asked for that.
+        let writer = AcquireRequest { order: Order::Fifo, ..request(&claim("a"), Duration::ZERO) };
+        contended(others.acquire(&writer).await.expect("an answer"));
+        let [_, ends]: [String; 2] = raw(&mut connection, "ZRANGE {lockkit:a}:members:fence 0 -1 WITHSCORES");
         let ends = Duration::from_millis(ends.parse().expect("milliseconds"));
         assert!(ends >= asked + TTL, "{:?} too early", asked + TTL - ends);
         assert_eq!(reader.release().await.expect("an answer"), Outcome::Released);

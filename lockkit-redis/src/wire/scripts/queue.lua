@@ -31,7 +31,7 @@
 -- While the lock is shared its key has a value that is nobody's, "#s:<fence>" or "#p<limit>:<fence>", and lasts as long as the
 -- longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
 -- A claim that found the lock free shares it with nobody yet: the value is then "#s:<lease>" or "#p<limit>:<lease>", and the set
--- and the hash are made only if anything but the end of that lease is asked for.
+-- and the hash are made once this script is run for anything but the end of that lease.
 --
 -- A place in the queue has a lease of its own, for waiters that are gone. The release of a lock grants it to the first in the
 -- queue that listens: until the end of its place at most, for what it knows is that it kept that. It asks for the rest.
@@ -284,19 +284,41 @@ end
 -- A server that was made a replica refuses a write, also one that changes nothing. Goes before an answer that took none: it
 -- would be of what that server has, which may be old.
 local function check_writable()
-  call('HDEL', places, '')
+  -- With a mark, guard.lua has asked.
+  if not mark then
+    call('HDEL', places, '')
+  end
 end
 
--- The lock is shared by one claim alone: it ends as if it were exclusive, or becomes a group of one.
-local lone_mode, lone = match(value or '', '^#(%w+):(%x+:.*)$')
-if lone and op == 'end' and string.sub(lone, 1, 33) == me .. ':' then
-  value = lone
-elseif lone then
-  local _, now = clock()
-  local token, fence = match(lone, '^(%x+):%d+:(%d+)')
-  local left = call('PTTL', lock)
-  value = false
-  share(token, lone_mode, now + left, fence, lone)
+-- How the lock is shared by one claim alone, the token and the fence of that; nil if it is not.
+local function lone()
+  local rest = ':(%x+):%d+:(%d+):%d+[@:]'
+  local mode, token, fence = match(value, '^#(s)' .. rest)
+  if not mode then
+    mode, token, fence = match(value, '^#(p%d+)' .. rest)
+  end
+  if mode and #token == 32 then
+    return mode, token, fence
+  end
+end
+
+local lone_mode, lone_token, lone_fence
+if value then
+  lone_mode, lone_token, lone_fence = lone()
+end
+if lone_mode then
+  local lease = string.sub(value, #lone_mode + 3)
+  if op == 'end' and lone_token == me then
+    -- As if it were exclusive.
+    value = lease
+  else
+    -- It becomes a group of one. A key lapses after the millisecond that its ttl ends in, a lease in the set with its beginning. A
+    -- key that somebody has made to last for ever tells no end of the lease.
+    local left = call('PTTL', lock)
+    local _, now = clock()
+    value = false
+    share(lone_token, lone_mode, now + (left < 0 and HOUR or left + 1), lone_fence, lease)
+  end
 end
 local how = held()
 
