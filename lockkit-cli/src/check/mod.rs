@@ -124,6 +124,7 @@ async fn check(
     bar.enable_steady_tick(show::TICK);
     let (todo, broken_off) = (Mutex::new(cases.into_iter().enumerate()), Mutex::new(None));
     let worker = async || {
+        // In a block, at whose end the lock on the list is given back.
         while let Some((place, case)) = { unpoisoned(&todo).next() } {
             bar.set_message(case.name);
             let checked = subject.run(case).await;
