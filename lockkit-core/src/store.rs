@@ -14,7 +14,7 @@
 //!   after any `Contended`; but it keeps the token, and with it the place, of a claim that queues (R3), unless the store
 //!   says that it is burnt. A grant [in the place of another](AcquireRequest::from) burns that one's token.
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
-//!   queueing store keeps the claim's place until `release(&claim)`, or until the claim has not asked again for 6 s, or
+//!   queueing store keeps the claim's place until `release(&claim)`, or until the claim has not asked again for 6 s ([`PLACE`]), or
 //!   where leases end with the session until that does. A try gets no place and passes nobody that has one. All modes of a
 //!   key wait in one queue: a claim with a place gets in as soon as it could beside all before it. The core loops until the
 //!   caller's deadline; a store answers a claim in the queue within 2 s, so that it asks again in time.
@@ -76,6 +76,10 @@ pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
 
 pub use crate::error::Sent;
+
+/// For how long a store keeps a claim's place in a queue that does not ask again (rule R3). One that is granted the lock meanwhile has it
+/// until the end of its place at most, before it asks.
+pub const PLACE: Duration = Duration::from_secs(6);
 
 /// A place that keeps locks. See the [module](self) for the rules.
 ///

@@ -1,5 +1,7 @@
 //! A store that keeps places in a queue, and what becomes of them.
 
+mod paused;
+
 use std::{
     sync::{
         Arc, Mutex,
@@ -10,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome,
-    Release, Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Moment,
+    Outcome, Release, Result, Token, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, Slow, WithInfo, faults::poll_until};
 
@@ -91,4 +93,44 @@ async fn one_that_is_dropped_while_its_time_is_up_leaves_the_queue() -> Result<(
         }
     }
     panic!("it does not end");
+}
+
+/// In which nothing can be released for a while.
+#[derive(Debug)]
+struct Unreleasing {
+    inner: MemoryStore,
+    until: Moment,
+}
+
+#[async_trait]
+impl Alter for Unreleasing {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if self.inner.info().clock.now() < self.until {
+            return Err(Error::new(ErrorKind::Unavailable, "connection refused").unknown_effect());
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// A place lasts longer than the lease that was asked for, and so do the tries to give it up.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_up_however_short_the_ttl() -> Result<()> {
+    let memory = paused::paused_store();
+    let (other, until) = (Locker::new(memory.clone()), memory.info().clock.now() + Duration::from_secs(2));
+    let locker = Locker::new(Altered(Unreleasing { inner: memory, until }));
+    let held = other.lock("x").fifo().acquire().await?;
+    let (lock, short) = (locker.lock("x").fifo().ttl(Duration::from_secs(1)), Duration::from_millis(10));
+    assert!(lock.acquire_within(short).await?.is_none());
+    let begun = tokio::time::Instant::now();
+    assert!(tokio::time::timeout(short, lock.acquire()).await.is_err());
+    while other.lock("x").inspect().await?.waiters != Some(0) {
+        tokio::time::sleep(short).await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "its place lasted for {:?}", begun.elapsed());
+    assert_eq!(held.release().await?, Outcome::Released);
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{Engine, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat, outstanding::BackgroundTask};
+use super::{Engine, Lease, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat, outstanding::BackgroundTask};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
@@ -282,6 +282,12 @@ impl Engine {
         let liveness = &self.store.info().capability.liveness;
         let is_end = liveness.session.is_none();
         liveness.ttl.is_some().then(|| Lapse { at: self.now() + ttl + drift(ttl), is_end })
+    }
+
+    /// For how long something of a lease may be left: an earlier request for its claim may have left a place, or may yet.
+    pub(super) fn lasts(&self, lease: &Lease) -> Duration {
+        let asked_again_until = lease.state().asked_again_until;
+        lease.terms.ttl.max(asked_again_until.map_or(Duration::ZERO, |until| until.since(self.now())))
     }
 
     /// Ends the lease of `claim` in the background. The seat is given up after the first try, whatever its outcome.

@@ -75,7 +75,7 @@ impl Engine {
                 });
             }
             Ending::Store(seat, kept) => {
-                let (lapse, certainty) = (self.lapse_of(lease.terms.ttl), Certainty::of(&lease.state(), self.now()));
+                let (lapse, certainty) = (self.lapse_of(self.lasts(lease)), Certainty::of(&lease.state(), self.now()));
                 self.reap(lease.claim.clone(), lapse, certainty, kept, seat);
             }
         }
@@ -206,7 +206,7 @@ impl Engine {
         seat: Option<Seat>,
         kept: Option<Kept>,
     ) -> Result<Option<LossReason>> {
-        let mut undo = self.undo(&lease.claim, lease.terms.ttl);
+        let mut undo = self.undo(&lease.claim, self.lasts(lease));
         let sent = self.now();
         undo.arm_release(Certainty::of(&lease.state(), sent), kept);
         let answer = self.end_at_store(&lease.claim, kept).await?;
@@ -268,7 +268,7 @@ impl Engine {
             // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
             LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => granted,
         };
-        self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
+        self.reap_in_turn(lease.claim.clone(), self.lapse_of(self.lasts(lease)), certainty, kept);
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
         drop(seat);
     }

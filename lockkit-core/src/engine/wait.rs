@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, LockKey, Moment,
-    Order, Result, Token, Waiting,
+    Order, Result, Token, Waiting, store::PLACE,
 };
 
 /// The longest wait that is asked of a store at once.
@@ -194,7 +194,7 @@ impl Acquisition<'_> {
     /// in the background from the moment on which this returns.
     async fn with_one_token(&mut self) -> Result<Step> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
-        let mut undo = self.engine.undo(&claim, self.ask.terms.ttl);
+        let mut undo = self.engine.undo(&claim, self.lasts());
         self.engine.check_open()?;
         self.doubts.last = Some(claim.token);
         loop {
@@ -239,7 +239,7 @@ impl Acquisition<'_> {
     /// How many fences to ask for; `None` if others went past.
     fn span(&self, token: Token) -> Option<u32> {
         let Some(seat) = self.seat else { return Some(1) };
-        let (asked, times) = ((token, self.ask.terms.ttl), self.engine.settings.hand_over.times);
+        let (asked, times) = ((token, self.lasts()), self.engine.settings.hand_over.times);
         self.engine.queues.at(seat, |queue, _| queue.asks(asked, times))
     }
 
@@ -370,6 +370,12 @@ impl Acquisition<'_> {
     /// Whether the store keeps a place for the claim until it is released (rule R3).
     fn keeps_place(&self) -> bool {
         self.ask.order == Order::Fifo || self.waiting() == Waiting::Queue
+    }
+
+    /// For how long something of a request may be left at the store: a lease, or a place, which may last longer.
+    fn lasts(&self) -> Duration {
+        let (ttl, has_place) = (self.ask.terms.ttl, self.keeps_place() && !self.limit.is_try());
+        if has_place { ttl.max(PLACE) } else { ttl }
     }
 
     fn waiting(&self) -> Waiting {

@@ -1,13 +1,10 @@
 //! Who waits for a lock in order: one queue for all modes, the first in front.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use tokio::sync::Notify;
 
-use crate::{Claim, HolderInfo, Mode, Moment, Token, Waiter};
-
-/// How long a place is kept for a claim that does not ask again. Those that wait do so every two seconds.
-const PLACE: Duration = Duration::from_secs(6);
+use crate::{Claim, HolderInfo, Mode, Moment, Token, Waiter, store::PLACE};
 
 #[derive(Debug, Default)]
 pub(super) struct ClaimQueue(VecDeque<QueuedClaim>);

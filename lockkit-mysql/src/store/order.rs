@@ -17,7 +17,8 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceClock, Hold, HolderInfo, LockKey,
-    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::unpoisoned,
+    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
+    store::{PLACE, unpoisoned},
 };
 use sqlx::mysql::MySqlRow;
 
@@ -36,8 +37,6 @@ use crate::{
     },
 };
 
-/// For how long a claim keeps its place that does not ask again.
-const PLACE: Duration = Duration::from_secs(6);
 /// After which time a claim is to ask again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
 /// What a renewal of shares says of a lock of which it had no row.

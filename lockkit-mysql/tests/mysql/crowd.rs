@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, LockKey, LockStore, Locker, Mode, Order, Outcome, Token};
+use lockkit_core::{AcquireRequest, Claim, LockKey, LockStore, Locker, Mode, Order, Outcome, Token, store::PLACE};
 use lockkit_mysql::MySqlStore;
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
@@ -63,7 +63,7 @@ async fn crowd(server: &MySqlServer, lockers: Vec<Locker>, lasts: Duration, ttl:
         visit.await.expect("no two hold what excludes each other");
     }
     for locker in &lockers {
-        locker.shutdown(ttl).await.expect("all is released");
+        locker.shutdown(ttl.max(2 * PLACE)).await.expect("all is released");
     }
     eventually("nothing is left", async || {
         let claims = server.admin("SELECT COUNT(*) FROM resource_lock_claim").await.expect("claims");

@@ -8,7 +8,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Error, FenceClock, LossReason, Mode, Order, Release, Renewal, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, Error, FenceClock, LossReason, Mode, Order, Release, Renewal, Result,
+    Token, store::PLACE,
 };
 use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
@@ -18,7 +19,7 @@ use crate::{
     store::{
         RedisStore,
         acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, contended, subscribe_and_send},
-        ordered::{Listener, OpenClaim, PLACE},
+        ordered::{Listener, OpenClaim},
     },
     wire::{
         error::{self, Sent},

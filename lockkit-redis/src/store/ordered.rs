@@ -3,16 +3,15 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
-use lockkit_core::{Claim, Mode, Token, store::unpoisoned};
+use lockkit_core::{
+    Claim, Mode, Token,
+    store::{PLACE, unpoisoned},
+};
 use tokio::time::Instant;
 
 use crate::client::{node::Node, subscriptions::Interest};
-
-/// For how long a claim keeps its place that does not ask again.
-pub(super) const PLACE: Duration = Duration::from_secs(6);
 
 /// With more claims than this, those that have the lock are forgotten: they are released as if they had been asked for in no order, and
 /// the next waiter hears of that on the channel of the lock.
@@ -184,6 +183,8 @@ impl Listener {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lockkit_core::LockKey;
 
     use super::*;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Lock, LockStore, Locker, LossReason, Mode, Order, Outcome, Release,
+    AcquireRequest, Attempt, Claim, Lock, LockStore, Locker, LossReason, Mode, Order, Outcome, Release, store::PLACE,
 };
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
@@ -76,7 +76,7 @@ async fn crowd(server: &Server, lockers: Vec<Locker>, stay: Stay, ttl: Duration)
         visit.await.expect("no two hold what excludes each other");
     }
     for locker in &lockers {
-        locker.shutdown(ttl).await.expect("all is released");
+        locker.shutdown(ttl.max(2 * PLACE)).await.expect("all is released");
     }
     empties(server).await;
     let grants = resource.grants();

@@ -5,12 +5,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token, Waiter};
+use lockkit_core::{
+    AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token, Waiter, store::PLACE,
+};
 
 use super::Bug;
-
-/// How long a place is kept for a claim that does not ask again.
-const PLACE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
 pub(super) struct LockRecord {

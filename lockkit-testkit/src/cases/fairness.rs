@@ -8,11 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{LockKey, LockStore, Outcome};
+use lockkit_core::{LockKey, LockStore, Outcome, store::PLACE};
 
-use super::{
-    CaseResult, Ctx, LONG, PLACE, SHORT, cases, grant, line::Waiters, locker, request, take, wait_for_waiters,
-};
+use super::{CaseResult, Ctx, LONG, SHORT, cases, grant, line::Waiters, locker, request, take, wait_for_waiters};
 use crate::BoxError;
 
 /// How much later than its place may last a dead waiter is skipped at the latest: a store looks for the dead now and then.

@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Guard, HolderInfo, KeyState, Lock, Locker, Mode, Outcome, Release, Waiter};
+use lockkit_core::{Attempt, Guard, HolderInfo, KeyState, Lock, Locker, Mode, Outcome, Release, Waiter, store::PLACE};
 use tokio::{sync::Barrier, task::JoinHandle, time::timeout};
 
-use super::{CaseResult, Ctx, LONG, PLACE, SLACK, UNTOLD, cases, modes::TWO, request_as, seen, take, wait_for_waiters};
+use super::{CaseResult, Ctx, LONG, SLACK, UNTOLD, cases, modes::TWO, request_as, seen, take, wait_for_waiters};
 use crate::BoxError;
 
 cases! { "fairness":

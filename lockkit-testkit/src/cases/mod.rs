@@ -204,9 +204,6 @@ const SHORT: Duration = Duration::from_millis(600);
 /// The ttl of cases in which no lease should end.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How long a store keeps the place of a claim that does not ask again, unless it does so until a session ends.
-const PLACE: Duration = Duration::from_secs(6);
-
 /// How late a waiter may be that is not told what has happened: a lease or a place ran out.
 const UNTOLD: Duration = Duration::from_secs(2);
 
