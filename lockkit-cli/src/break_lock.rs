@@ -80,18 +80,13 @@ async fn ask(locker: &Locker, key: &LockKey) -> Result<Token, Failure> {
 /// Why there was nothing to break.
 async fn not_held(locker: &Locker, key: &LockKey) -> Result<Failure, Failure> {
     let state = locker.lock(key.as_str()).inspect().await?;
-    let name = plain(key.as_str());
+    let (name, held) = (plain(key.as_str()), held_by(&state, &locker.info().capability.liveness));
     let message = match state.holders.first() {
         None => format!("{name} is free: nothing to break"),
         Some(holder) if holder.token.is_none() => {
-            format!(
-                "{name} is {}; that is no lockkit client and can't be broken",
-                held_by(&state, &locker.info().capability.liveness)
-            )
+            format!("{name} is {held}; that is no lockkit client and can't be broken")
         }
-        Some(_) => {
-            format!("{name} is not held by that token; it is {}", held_by(&state, &locker.info().capability.liveness))
-        }
+        Some(_) => format!("{name} is not held by that token; it is {held}"),
     };
     Ok(Failure::new(NOT_ACQUIRED, message))
 }

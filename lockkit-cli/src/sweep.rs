@@ -26,27 +26,22 @@ pub(crate) fn release(url: &str, prefix: &str) -> Option<String> {
     let (store_url, names) = (url.to_owned(), prefix.to_owned());
     let released = interrupt::block_on(async move { Ok(release_all(&store_url, &names).await) });
     let failed = match released {
-        Ok(left) => left,
+        Ok(Ok(left)) => left,
+        Ok(Err(error)) => Some(format!("locks may still be held until their leases end, for {error}")),
         Err(interrupted) => Some(format!("locks may still be held ({})", interrupted.message())),
     };
     failed.map(|what| format!("{what}; their names start with {prefix} or {YIELD}{prefix}"))
 }
 
 /// Says what could not be released.
-async fn release_all(url: &str, prefix: &str) -> Option<String> {
-    let store = match lockkit::open(url).await {
-        Ok(store) => store,
-        Err(error) => return Some(format!("locks may still be held until their leases end, for {error}")),
-    };
+async fn release_all(url: &str, prefix: &str) -> lockkit::Result<Option<String>> {
+    let store = lockkit::open(url).await?;
     let (started, mut was_clean) = (Instant::now(), false);
     loop {
-        let held = match held(store.as_ref(), prefix).await {
-            Ok(held) => held,
-            Err(error) => return Some(format!("locks may still be held until their leases end, for {error}")),
-        };
+        let held = held(store.as_ref(), prefix).await?;
         match held.len() {
-            0 if was_clean => return None,
-            many if started.elapsed() > LIMIT => return Some(format!("{many} locks are still held")),
+            0 if was_clean => return Ok(None),
+            many if started.elapsed() > LIMIT => return Ok(Some(format!("{many} locks are still held"))),
             _ => {}
         }
         was_clean = held.is_empty();

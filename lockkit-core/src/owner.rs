@@ -80,7 +80,7 @@ impl Owner {
         loop {
             tokio::select! {
                 biased;
-                answer = &mut asking => return Ok(slot.keep(answer?)),
+                answer = &mut asking => return Ok(answer?.inspect(|lease| slot.put(lease))),
                 () = &mut came => {
                     came.set(slot.came.notified());
                     came.as_mut().enable();
@@ -111,18 +111,8 @@ impl Owner {
 impl Slot {
     /// Adds a hold to the lease that there is, if there is one.
     async fn nest(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
-        let lease = unpoisoned(&self.lease).upgrade();
-        match lease {
-            Some(lease) => nest(engine, &lease, ask, limit).await,
-            None => Ok(None),
-        }
-    }
-
-    fn keep(&self, lease: Option<Arc<Lease>>) -> Option<Arc<Lease>> {
-        if let Some(lease) = &lease {
-            self.put(lease);
-        }
-        lease
+        let Some(lease) = unpoisoned(&self.lease).upgrade() else { return Ok(None) };
+        nest(engine, &lease, ask, limit).await
     }
 
     fn put(&self, lease: &Arc<Lease>) {

@@ -135,10 +135,8 @@ impl ZkResource {
                 claim => claim,
             };
             let changed = self.multi(&client, before, after, act);
-            match self.shared.bounded(&client, Sent::Yes, changed).await {
-                Ok(true) => return Ok(Admission::Admitted),
-                Ok(false) => {}
-                Err(e) => return Err(e),
+            if self.shared.bounded(&client, Sent::Yes, changed).await? {
+                return Ok(Admission::Admitted);
             }
         }
         Err(Error::new(ErrorKind::Unavailable, "others kept changing the resource; do they hold the lock?"))

@@ -114,7 +114,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "release_after_loss",
         does: "A lease that was given up for lost is released, for a renewal may have come through",
         file: RELEASE,
-        code: "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept)»",
+        code: "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(self.lasts(lease)), certainty, kept)»",
         without: "()",
         noticed_by: "lockkit-testkit/queue::a_lease_handed_to_nobody_lapses",
     },

@@ -61,7 +61,7 @@ impl Engine {
 
     /// Starts the timer task; `false` if the runtime has ended.
     fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
-        let keeper = Keeper::new(self);
+        let keeper = Keeper { engine: Arc::downgrade(self), is_decided: Arc::default(), has_panicked: false };
         let is_decided = Arc::clone(&keeper.is_decided);
         runtime.spawn(watch(Arc::clone(&self.timers), keeper));
         // A runtime that has ended has dropped the task by now. One that ends from here on has the keeper notice.
@@ -82,12 +82,6 @@ struct Keeper {
     is_decided: Arc<AtomicBool>,
     /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
     has_panicked: bool,
-}
-
-impl Keeper {
-    fn new(engine: &Arc<Engine>) -> Self {
-        Self { engine: Arc::downgrade(engine), is_decided: Arc::default(), has_panicked: false }
-    }
 }
 
 impl Drop for Keeper {

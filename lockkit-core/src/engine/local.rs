@@ -229,12 +229,9 @@ impl Drop for Seat {
                 next
             };
             number = next_number;
-            match next.wake.send(Turn::Ask(self.queues.seat(&key, number))) {
-                Ok(()) => return,
-                // It left in this instant. Disarmed, so that a queue of those who left can't recurse.
-                Err(Turn::Ask(mut back)) => back.key = None,
-                Err(Turn::Take(_) | Turn::Fail(_)) => return,
-            }
+            let Err(Turn::Ask(mut back)) = next.wake.send(Turn::Ask(self.queues.seat(&key, number))) else { return };
+            // It left in this instant. Disarmed, so that a queue of those who left can't recurse.
+            back.key = None;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Notify, futures::OwnedNotified};
 
-use super::queue::{ClaimQueue, QueuedClaim};
+use super::queue::ClaimQueue;
 use crate::{
     AcquireRequest, Claim, Contention, Error, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo, KeyState,
     LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter, clock::wall_clock,
@@ -85,7 +85,7 @@ impl LockState {
         // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
         // wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
-        let taken = self.modes().chain(self.queue.before(claim).map(QueuedClaim::mode));
+        let taken = self.modes().chain(self.queue.before(claim).map(|place| place.claim.mode));
         if !may_pass || !claim.mode.has_room(taken) {
             return Ok(Answer::Contended(self.contention(claim, now), wake.map(Notify::notified_owned)));
         }
@@ -177,10 +177,10 @@ impl LockState {
             return self.freed.notify_waiters();
         }
         for (number, place) in self.queue.places().enumerate() {
-            if !place.mode().has_room(self.modes().chain(self.queue.modes().take(number))) {
+            if !place.claim.mode.has_room(self.modes().chain(self.queue.modes().take(number))) {
                 return;
             }
-            place.notify();
+            place.wake.notify_one();
         }
     }
 
@@ -213,7 +213,7 @@ impl LockState {
         let is_beside = |lease: &&MemoryLease| claim.mode != Mode::Exclusive && lease.claim.mode == claim.mode;
         let in_the_way = self.leases.iter().filter(|lease| !is_beside(lease)).max_by_key(|lease| lease.expires);
         let holder = in_the_way.or_else(|| self.leases.iter().min_by_key(|lease| lease.expires));
-        let place = self.queue.before(claim).map(QueuedClaim::ends).min();
+        let place = self.queue.before(claim).map(|place| place.ends).min();
         let change = holder.map(|lease| lease.expires).into_iter().chain(place).min();
         Contention {
             retry_after: change.map(|change| change.since(now)),

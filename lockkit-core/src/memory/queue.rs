@@ -12,11 +12,11 @@ pub(super) struct ClaimQueue(VecDeque<QueuedClaim>);
 /// A claim's place. It has a lease of its own, so that those behind it do not wait for a client that is gone.
 #[derive(Debug)]
 pub(super) struct QueuedClaim {
-    claim: Claim,
+    pub(super) claim: Claim,
     info: HolderInfo,
-    ends: Moment,
-    /// Notified when it seems to be the claim's turn.
-    wake: Arc<Notify>,
+    pub(super) ends: Moment,
+    /// Notified when it seems to be the claim's turn. If nobody listens at the moment, the next one who does hears it.
+    pub(super) wake: Arc<Notify>,
 }
 
 impl ClaimQueue {
@@ -78,20 +78,5 @@ impl ClaimQueue {
 
     pub(super) fn places(&self) -> impl Iterator<Item = &QueuedClaim> {
         self.0.iter()
-    }
-}
-
-impl QueuedClaim {
-    pub(super) fn mode(&self) -> Mode {
-        self.claim.mode
-    }
-
-    pub(super) fn ends(&self) -> Moment {
-        self.ends
-    }
-
-    /// Has the claim asked for again. If nobody listens at the moment, the next one who does hears it.
-    pub(super) fn notify(&self) {
-        self.wake.notify_one();
     }
 }

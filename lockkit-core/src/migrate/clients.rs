@@ -124,17 +124,13 @@ impl Registration {
                 from: None,
             };
             match home.acquire(&request).await {
-                Ok(Attempt::Granted(_)) => {
-                    self.held = Some((Arc::clone(home), claim));
-                    return;
-                }
                 Ok(Attempt::Contended(_)) => {}
+                Err(error) if error.effect() == Effect::None => return,
                 // It may be granted: the next renewal tells.
-                Err(error) if error.effect() == Effect::Unknown => {
+                Ok(Attempt::Granted(_)) | Err(_) => {
                     self.held = Some((Arc::clone(home), claim));
                     return;
                 }
-                Err(_) => return,
             }
         }
     }

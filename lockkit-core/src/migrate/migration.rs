@@ -5,14 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     floor::{check_room, floor, reached},
-    pair::{Pair, is_wrong, overtaken},
+    pair::{Pair, is_wrong},
     record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
-use crate::{
-    Error, ErrorKind, Fence, LockStore, Result, Token,
-    store::{Swap, identity},
-};
+use crate::{Error, ErrorKind, Fence, LockStore, Result, Token, store::identity};
 
 /// A migration, as those see it who move it on.
 #[derive(Clone, Debug)]
@@ -125,10 +122,7 @@ impl Migration {
         for side in Side::ALL {
             check_room(&self.pair, side, highest).await?;
         }
-        match self.pair.change_home(found[wanted.home.index()].as_ref(), &wanted).await? {
-            Swap::Done => {}
-            Swap::Differs(_) => return Err(overtaken()),
-        }
+        self.pair.change_home(found[wanted.home.index()].as_ref(), &wanted).await?;
         let other = wanted.home.other();
         match self.pair.lift(other, &wanted).await {
             Ok(()) => Ok(wanted),
@@ -146,11 +140,9 @@ impl Migration {
     /// the other way round. As long as both stores had such records, neither migration could go on, or be finished.
     async fn withdraw(&self, started: &PhaseRecord) -> Result<()> {
         let end = started.ended()?;
-        if self.pair.change_home(Some(started), &end).await? == Swap::Done {
-            self.wait_for_clients(&end, &mut |_| ()).await;
-            self.pair.lift(end.home, &end.told()).await?;
-        }
-        Ok(())
+        self.pair.change_home(Some(started), &end).await?;
+        self.wait_for_clients(&end, &mut |_| ()).await;
+        self.pair.lift(end.home, &end.told()).await
     }
 
     /// The first record of a migration, which goes on from the ends of those before, in epochs and in fences. In a store that was given up there may
@@ -287,10 +279,8 @@ impl Migration {
                 self.pair.check_identity(side, &record).await?;
             }
         }
-        match self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await? {
-            Swap::Done => self.pair.lift(record.home.other(), &renewed).await?,
-            Swap::Differs(_) => return Err(overtaken()),
-        }
+        self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await?;
+        self.pair.lift(record.home.other(), &renewed).await?;
         Ok(renewed)
     }
 

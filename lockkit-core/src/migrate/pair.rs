@@ -127,14 +127,17 @@ impl Pair {
     }
 
     /// Makes the record of the home `new` if it is `seen`.
-    pub(super) async fn change_home(&self, seen: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<Swap> {
+    pub(super) async fn change_home(&self, seen: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<()> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(new.home)?);
         let seen = seen.map(|seen| seen.to_record(new.home)).transpose()?;
         let new = new.to_record(new.home)?;
         let [home] = &keepers[..] else {
             return Err(Error::new(ErrorKind::Unsupported, "a quorum can't be the home of a migration"));
         };
-        home.compare_and_set(&name, seen.as_ref(), Some(&new)).await
+        match home.compare_and_set(&name, seen.as_ref(), Some(&new)).await? {
+            Swap::Done => Ok(()),
+            Swap::Differs(_) => Err(overtaken()),
+        }
     }
 
     /// Makes a store have this record, or a newer one; of a quorum a majority of its nodes.

@@ -145,9 +145,7 @@ impl Side {
             Self::New => Phase::New,
         }
     }
-}
 
-impl Side {
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|side| side.alone().name() == name)
     }

@@ -11,7 +11,7 @@ use super::{
     record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
-use crate::{Error, ErrorKind, Fence, Result, store::Swap};
+use crate::{Error, ErrorKind, Fence, Result};
 
 /// How often a drain tells how long it will go on.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -131,10 +131,7 @@ impl Migration {
     }
 
     async fn change(&self, record: &PhaseRecord, next: PhaseRecord) -> Result<Step> {
-        match self.pair.change_home(Some(record), &next).await? {
-            Swap::Done => {}
-            Swap::Differs(_) => return Err(overtaken()),
-        }
+        self.pair.change_home(Some(record), &next).await?;
         let copied = self.pair.lift(record.home.other(), &next).await;
         Ok(Step { record: next, copied })
     }
@@ -221,10 +218,8 @@ impl Migration {
         }
         let end = PhaseRecord { floor: self.last_floor(&record).await?, ..record.ended()? };
         // After the very record that was drained, or not at all: somebody may have gone on from it.
-        match self.pair.change_home(Some(&record), &end).await? {
-            Swap::Done => self.spread_end(&end, &mut told).await,
-            Swap::Differs(_) => Err(overtaken()),
-        }
+        self.pair.change_home(Some(&record), &end).await?;
+        self.spread_end(&end, &mut told).await
     }
 
     /// The floor that the next migration begins with. Fences that follow a log may be above that of this one: the step back from both leaves the

@@ -53,10 +53,8 @@ impl<S: LockStore> LockStore for Observed<S> {
         let call = Call::start(self.info(), "renew", None);
         let answers = call.within(self.inner.renew(renewals)).await;
         let lost = answers.iter().any(|answer| matches!(answer, Ok(Renewed::Lost(_))));
-        let outcome = match answers.iter().find(|answer| answer.is_err()) {
-            Some(failed) => failed.as_ref().map(|_| ()).map_err(Clone::clone),
-            None => Ok(()),
-        };
+        let failed = answers.iter().find_map(|answer| answer.as_ref().err());
+        let outcome = failed.map_or(Ok(()), |error| Err(error.clone()));
         call.end(&outcome, |()| if lost { "lost" } else { "renewed" });
         answers
     }

@@ -108,30 +108,24 @@ impl<S: LockStore> LockStore for Prefix<S> {
     }
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {
-        let inside = |inner| Box::new(PrefixRecords { prefix: &self.prefix, inner }) as Box<dyn Records>;
+        let inside = |inner| Box::new(PrefixRecords { of: self, inner }) as Box<dyn Records>;
         self.inner.records().into_iter().map(inside).collect()
     }
 }
 
 /// The records of the wrapped store whose names have the prefix.
-struct PrefixRecords<'a> {
-    prefix: &'a str,
+struct PrefixRecords<'a, S> {
+    of: &'a Prefix<S>,
     inner: Box<dyn Records + 'a>,
 }
 
-impl PrefixRecords<'_> {
-    fn name(&self, name: &LockKey) -> Result<LockKey> {
-        LockKey::new(format!("{}{name}", self.prefix))
-    }
-}
-
 #[async_trait]
-impl Records for PrefixRecords<'_> {
+impl<S: LockStore> Records for PrefixRecords<'_, S> {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
-        self.inner.read(&self.name(name)?).await
+        self.inner.read(&self.of.key(name)?).await
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
-        self.inner.compare_and_set(&self.name(name)?, seen, new).await
+        self.inner.compare_and_set(&self.of.key(name)?, seen, new).await
     }
 }

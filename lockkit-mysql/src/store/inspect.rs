@@ -90,10 +90,8 @@ pub(crate) async fn read(
         let statement = statement.bind(question);
         size.fill(keys).fold(statement, |statement, key| statement.bind(to_column(key)))
     };
-    let mut found = HashMap::with_capacity(keys.len());
-    for lock in locks(&connection.numbered_rows(statement).await?, with_claims)? {
-        found.insert(lock.name.clone(), lock);
-    }
+    let rows = connection.numbered_rows(statement).await?;
+    let found: HashMap<_, _> = locks(&rows, with_claims)?.into_iter().map(|lock| (lock.name.clone(), lock)).collect();
     if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
         // These rows were not asked for.
         return Err(connection.out_of_step(Sent::ReadOnly));

@@ -13,7 +13,6 @@
 
 use std::{
     collections::HashMap,
-    fmt::Write,
     mem,
     sync::{
         Arc, Mutex,
@@ -196,10 +195,7 @@ impl NamedLockQueues {
         for byte in self.table.bytes().chain([0]).chain(key.as_str().bytes()) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        let mut name = String::from("lockkit:");
-        // Writing to a string can't fail.
-        _ = write!(name, "{hash:016x}");
-        name
+        format!("lockkit:{hash:016x}")
     }
 }
 

@@ -214,7 +214,8 @@ impl Batch<'_> {
             return Ok(Vec::new());
         }
         let asked = store.info.clock.now();
-        let found = read_back(store, &mut connection, &claims).await.map_err(Error::unknown_effect)?;
+        let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
+        let found = inspect::read(store, &mut connection, &keys, false).await.map_err(Error::unknown_effect)?;
         let seen = Seen { found, sent, asked, answered: store.info.clock.now(), are_all };
         seen.judge(self, chunk, answers)
     }
@@ -247,15 +248,6 @@ fn bind_claims(statement: Statement, size: Size, claims: &[&Claim]) -> Statement
     let named = size.fill(claims).fold(statement, |statement, claim| statement.bind(to_column(&claim.key)));
     size.fill(claims)
         .fold(named, |statement, claim| statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice()))
-}
-
-async fn read_back(
-    store: &MySqlStore,
-    connection: &mut Connection,
-    claims: &[&Claim],
-) -> Result<HashMap<Vec<u8>, LockRow>> {
-    let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
-    inspect::read(store, connection, &keys, false).await
 }
 
 /// What the rows say after a renewal.

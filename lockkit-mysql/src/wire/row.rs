@@ -91,15 +91,12 @@ impl LockRow {
         // Those that wait in no order are not known.
         lock.waiters = u32::try_from(column::<i64>(row, 11)?).ok().filter(|waiters| *waiters > 0);
         let share = share(row)?;
-        let lock = match locks.last_mut() {
-            Some(last) if last.id == lock.id => last,
-            _ => {
-                locks.push(lock);
-                let Some(last) = locks.last_mut() else { return Ok(()) };
-                last
-            }
-        };
-        lock.shares.iter_mut().for_each(|shares| shares.extend(share.clone()));
+        if locks.last().is_none_or(|last| last.id != lock.id) {
+            locks.push(lock);
+        }
+        if let Some(shares) = locks.last_mut().and_then(|last| last.shares.as_mut()) {
+            shares.extend(share);
+        }
         Ok(())
     }
 

@@ -118,7 +118,8 @@ impl Watched {
     /// replace them that does not end changes nothing.
     fn is_lacking(&self) -> bool {
         let all = unpoisoned(&self.all);
-        all.len() < majority(&self.config) || all.iter().any(Watch::is_over)
+        // That a connection was lost, or its runtime has ended, nothing announces.
+        all.len() < majority(&self.config) || all.iter().any(|watch| watch.driver.is_finished())
     }
 
     async fn ask_again(&self) {
@@ -284,13 +285,6 @@ fn switched(push: &PushInfo, primary: &str) -> Option<Address> {
     let rest = str::from_utf8(message).ok()?.strip_prefix(primary)?.strip_prefix(' ')?;
     let mut words = rest.split(' ').skip(2);
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
-}
-
-impl Watch {
-    /// Whether nobody listens any more: the connection was lost, or the runtime has ended, which nothing announces.
-    fn is_over(&self) -> bool {
-        self.driver.is_finished()
-    }
 }
 
 impl Drop for Watch {

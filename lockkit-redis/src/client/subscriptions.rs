@@ -132,10 +132,7 @@ impl Subscriptions {
             return;
         }
         self.give_up_kept(&mut table);
-        if !table.channels.contains_key(name) {
-            if !subscribed {
-                return;
-            }
+        if subscribed && !table.channels.contains_key(name) {
             // The waiter that asked for it has gone in the meantime.
             table.channels.insert(name.into(), Channel::new());
         }
@@ -208,9 +205,6 @@ impl Subscriptions {
 
 impl Table {
     fn add_waiter(&mut self, name: &str) -> (Arc<str>, watch::Receiver<()>) {
-        if !self.channels.contains_key(name) {
-            self.channels.insert(name.into(), Channel::new());
-        }
         let name = self.channels.get_key_value(name).map(|(name, _)| Arc::clone(name)).unwrap_or_else(|| name.into());
         let channel = self.channels.entry(Arc::clone(&name)).or_insert_with(Channel::new);
         channel.waiters += 1;

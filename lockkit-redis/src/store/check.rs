@@ -51,7 +51,8 @@ async fn ask(store: &RedisStore, node: &Node) -> Result<Vec<String>> {
     let connection = node.dialer.connection().await?;
     let (info, mut findings) = ask_info(dialer, &connection, bound).await?;
     findings.extend(server::judge(&info, store.nodes.is_cluster()));
-    findings.extend(isolation(dialer, &info));
+    // Where another server takes over by itself, the former one should know when to stop.
+    findings.extend(server::judge_isolation(&info).filter(|_| dialer.fails_over() && dialer.replicas() == 0));
     findings.extend(backlog(dialer, &connection, bound).await?);
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
@@ -92,9 +93,4 @@ async fn backlog(dialer: &Dialer, connection: &Connection, bound: Duration) -> R
     let reply = connection.run_one(request, bound, Sent::ReadOnly).await?;
     let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
     Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
-}
-
-/// Where another server takes over by itself, the former one should know when to stop.
-fn isolation(dialer: &Dialer, info: &str) -> Option<Finding> {
-    if dialer.fails_over() && dialer.replicas() == 0 { server::judge_isolation(info) } else { None }
 }

@@ -191,14 +191,10 @@ async fn queue_at(store: &RedisStore, route: &Route, lock: &str) -> Result<Vec<W
     script.arg(&name::waiters(lock)).arg(KeyState::LONGEST_QUEUE);
     let reply = connection.run(script, route.asking, store.timeout, Sent::ReadOnly).await?;
     let parts: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-    let waiter = |pair: &[Vec<u8>]| match pair {
-        [mode, lease] => match Stored::parse(lease) {
-            Stored::Lease(_, lease) => {
-                Some(Waiter { info: lease.holder, mode: value::mode(str::from_utf8(mode).ok()?)? })
-            }
-            _ => None,
-        },
-        _ => None,
+    let waiter = |pair: &[Vec<u8>]| {
+        let [mode, lease] = pair else { return None };
+        let Stored::Lease(_, lease) = Stored::parse(lease) else { return None };
+        Some(Waiter { info: lease.holder, mode: value::mode(str::from_utf8(mode).ok()?)? })
     };
     Ok(parts.chunks(2).filter_map(waiter).collect())
 }
@@ -214,12 +210,10 @@ struct Sharers {
 impl Sharers {
     fn read(pair: &[Value]) -> Option<Self> {
         let [Value::Int(queued), Value::Array(leases)] = pair else { return None };
-        let lease = |pair: &[Value]| match pair {
-            [Value::BulkString(lease), Value::Int(remaining)] => match Stored::parse(lease) {
-                Stored::Lease(_, lease) => Some((lease, milliseconds(*remaining))),
-                _ => None,
-            },
-            _ => None,
+        let lease = |pair: &[Value]| {
+            let [Value::BulkString(lease), Value::Int(remaining)] = pair else { return None };
+            let Stored::Lease(_, lease) = Stored::parse(lease) else { return None };
+            Some((lease, milliseconds(*remaining)))
         };
         let leases = Some(leases.chunks(2).filter_map(lease).collect());
         Some(Self { queued: u32::try_from(*queued).unwrap_or_default(), leases })

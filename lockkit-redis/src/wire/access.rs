@@ -47,10 +47,8 @@ impl<'a> Subject<'a> {
     pub(crate) fn judge_basics(&self, replies: Vec<Value>) -> Vec<Finding> {
         let mut replies = replies.into_iter().map(refusal);
         let script = replies.next().flatten().and_then(|refusal| self.judge_script(&refusal));
-        let channel = match replies.next().flatten() {
-            Some(refusal) if refusal.is_lasting() => Some(self.judge_channels(&["publish"], &refusal)),
-            _ => None,
-        };
+        let channel = replies.next().flatten().filter(Refusal::is_lasting);
+        let channel = channel.map(|refusal| self.judge_channels(&["publish"], &refusal));
         script.into_iter().chain(channel).collect()
     }
 

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, KeyState, LockStore, Moment, Query, Release, Renewal,
-    Renewed, Result, store::Background,
-};
+use lockkit_core::{AcquireRequest, Attempt, Clock, Error, ErrorKind, LockStore, Moment, Result, store::Background};
 
 use crate::client::backlog::{Backlog, Context, MOST, Owed, lapses};
 
@@ -136,21 +133,6 @@ impl Node {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         self.store.acquire(request).await
-    }
-
-    /// Extends leases at the node. A node that has no vote now still has the leases that it granted before.
-    pub(crate) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.store.renew(renewals).await
-    }
-
-    /// Asks the node who holds what.
-    pub(crate) async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.store.inspect(query).await
-    }
-
-    /// Releases a claim at the node.
-    pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
     }
 
     /// Has a release that failed at the node repeated there.

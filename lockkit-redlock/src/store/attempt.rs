@@ -20,8 +20,8 @@ use crate::{
     },
 };
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, Moment, Order, Renewal,
-    Renewed, Result, store::Sent,
+    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment, Order,
+    Renewal, Renewed, Result, store::Sent,
 };
 
 /// How a round ended, other than by an error.
@@ -195,7 +195,7 @@ impl<'a> OpenAttempt<'a> {
         let mut calls = Calls::with_capacity(ballot.grants.len());
         for (node, _) in &ballot.grants {
             let (quorum, renewal, node) = (Arc::clone(quorum), Arc::clone(&renewal), *node);
-            calls.add(node, async move { quorum.nodes[node].renew(&*renewal).await.pop() });
+            calls.add(node, async move { quorum.nodes[node].store().renew(&*renewal).await.pop() });
         }
         let mut answers = Answers::new(ballot.grants.len());
         let limit = quorum.config.timeout_for(request.ttl);

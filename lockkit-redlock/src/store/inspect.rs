@@ -7,7 +7,9 @@ use crate::{
     config::RedlockConfig,
     wire::error::NodeErrors,
 };
-use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, Query, Result, Token, store::Sent};
+use lockkit_core::{
+    Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, LockStore, Query, Result, Token, store::Sent,
+};
 use tokio::time::Instant;
 
 /// Asks all nodes, and lays their answers on top of each other.
@@ -20,7 +22,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, query) = (Arc::clone(quorum), Arc::clone(&query));
-        calls.add(node, async move { quorum.nodes[node].inspect(&query).await });
+        calls.add(node, async move { quorum.nodes[node].store().inspect(&query).await });
     }
     let limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
     let longer = RedlockConfig::PATIENCE.saturating_sub(limit);

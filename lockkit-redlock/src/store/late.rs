@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Attempt, Effect, Release, Result};
+use lockkit_core::{Attempt, Effect, LockStore, Release, Result};
 use tokio::time::timeout;
 
 use crate::client::{
@@ -142,7 +142,7 @@ impl Undo {
 
     /// If it is `settled`, the answer is final that the node does not have the claim.
     pub(crate) async fn release(mut self, settled: bool) -> Result<Release> {
-        let answer = self.quorum.nodes[self.node].release(&self.owed.claim).await;
+        let answer = self.quorum.nodes[self.node].store().release(&self.owed.claim).await;
         self.is_done = is_final(&answer, settled);
         answer
     }

@@ -20,8 +20,8 @@ use crate::{
     },
 };
 use lockkit_core::{
-    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LossReason, Moment, Order, Renewal, Renewed, Result,
-    store::Sent,
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
+    Result, store::Sent,
 };
 
 /// How many leases are healed at one node side by side.
@@ -94,7 +94,8 @@ fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<RenewalAnsw
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(renewals));
-        calls.add(node, async move { quorum.nodes[node].renew(&renewals).await });
+        // A node that has no vote now still has the leases that it granted before.
+        calls.add(node, async move { quorum.nodes[node].store().renew(&renewals).await });
     }
     calls
 }

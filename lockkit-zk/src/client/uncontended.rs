@@ -18,12 +18,9 @@
 //! Watches"). As long as the watch is silent when the answer to the creation is there, nothing happened to the directory
 //! before it. A watch also tells of what happened while the connection was lost.
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    pin::Pin,
-    task::{Context, Waker},
-};
+use std::{collections::HashMap, future::Future, pin::Pin};
+
+use crate::client::watched::is_ready;
 
 /// How many locks are remembered. Each has a watch.
 const LOCKS: usize = 1024;
@@ -122,8 +119,7 @@ impl Uncontended {
 impl Last {
     /// Whether there is a watch, and it is silent up to now. One that has spoken must not be asked again.
     fn is_watched(&mut self) -> bool {
-        let watch = self.watch.as_mut();
-        let silent = watch.is_some_and(|w| w.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let silent = self.watch.as_mut().is_some_and(|watch| !is_ready(watch));
         if !silent {
             self.watch = None;
         }
