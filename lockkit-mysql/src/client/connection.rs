@@ -249,9 +249,12 @@ impl Drop for Connection {
         let Ok(runtime) = Handle::try_current() else { return };
         let linger = self.idle.linger;
         runtime.spawn(async move {
-            let is_done = raw.finish_and_close(linger).await;
-            // A server that can't be heard any more may still run it, for a lease that is over soon.
-            closing.closed(if is_done { Instant::now() } else { sooner });
+            if raw.finish_and_close(linger).await {
+                closing.ended();
+            } else {
+                // A server that can't be heard any more may still run it, for a lease that is over soon.
+                closing.closed(sooner);
+            }
         });
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::store::unpoisoned;
+use lockkit_core::store::{Reconnections, unpoisoned};
 use tokio::runtime::Id;
 
 use crate::client::{
@@ -30,8 +30,8 @@ pub(crate) struct Idle {
 
 impl Idle {
     /// Of a store whose operations are bounded by `timeout`.
-    pub(crate) fn new(timeout: Duration) -> Self {
-        let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
+    pub(crate) fn new(timeout: Duration, reconnections: Reconnections) -> Self {
+        let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::new(reconnections));
         let linger = timeout.saturating_add(2 * LONGEST_WAIT);
         Self { connections, breaks, in_flight, timeout, linger }
     }
@@ -81,9 +81,10 @@ mod tests {
     /// A bound that is the store's says nothing of the ttl.
     #[test]
     fn a_statement_is_open_until_the_lease_it_asks_for_is_over_or_the_server_is_done() {
+        let idle = |timeout| Idle::new(timeout, Reconnections::default());
         let (timeout, short) = (Duration::from_secs(2), Duration::from_millis(250));
-        assert_eq!(Idle::new(timeout).open_for(short), 4 * short);
-        assert_eq!(Idle::new(timeout).open_for(timeout), timeout + 2 * LONGEST_WAIT);
-        assert_eq!(Idle::new(short).open_for(short), short + 2 * LONGEST_WAIT);
+        assert_eq!(idle(timeout).open_for(short), 4 * short);
+        assert_eq!(idle(timeout).open_for(timeout), timeout + 2 * LONGEST_WAIT);
+        assert_eq!(idle(short).open_for(short), short + 2 * LONGEST_WAIT);
     }
 }

@@ -1,8 +1,14 @@
 //! Connections that are being closed: the server may still be at work on what was asked there, although the caller is gone.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
-use lockkit_core::{Token, store::unpoisoned};
+use lockkit_core::{
+    Token,
+    store::{Reconnections, unpoisoned},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     time::{Instant, timeout_at},
@@ -10,7 +16,11 @@ use tokio::{
 
 /// The statements that such connections were left with.
 #[derive(Debug, Default)]
-pub(crate) struct InFlight(Mutex<Vec<Arc<Statement>>>);
+pub(crate) struct InFlight {
+    statements: Mutex<Vec<Arc<Statement>>>,
+    /// Counts those whose time was over before they were known to have ended: what they do may come after what is asked next.
+    reconnections: Reconnections,
+}
 
 #[derive(Debug)]
 struct Statement {
@@ -20,6 +30,8 @@ struct Statement {
     permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// By when it has ended.
     until: watch::Sender<Instant>,
+    /// Whether the server was heard to be done with it.
+    is_done: AtomicBool,
 }
 
 /// A connection with such a statement, which is closed when this is dropped. **The statement counts on** until it has
@@ -28,20 +40,29 @@ struct Statement {
 pub(crate) struct Closing(Arc<Statement>);
 
 impl InFlight {
+    pub(crate) fn new(reconnections: Reconnections) -> Self {
+        Self { statements: Mutex::default(), reconnections }
+    }
+
     /// Counts a statement that has ended by then, and its connection.
     pub(crate) fn add(&self, token: Option<Token>, permit: Option<OwnedSemaphorePermit>, until: Instant) -> Closing {
         self.give_back();
-        let statement = Arc::new(Statement { token, permit: Mutex::new(permit), until: watch::Sender::new(until) });
-        unpoisoned(&self.0).push(Arc::clone(&statement));
+        let (permit, until) = (Mutex::new(permit), watch::Sender::new(until));
+        let statement = Arc::new(Statement { token, permit, until, is_done: AtomicBool::new(false) });
+        unpoisoned(&self.statements).push(Arc::clone(&statement));
         Closing(statement)
     }
 
-    /// Gives the permits back whose time is over: a connection that is left on a runtime that nobody drives is never closed.
+    /// Forgets those whose time is over, and gives their permits back: a connection that is left on a runtime that nobody drives is never
+    /// closed.
     pub(crate) fn give_back(&self) {
         let now = Instant::now();
-        unpoisoned(&self.0).retain(|statement| {
+        unpoisoned(&self.statements).retain(|statement| {
             let is_open = *statement.until.borrow() > now;
             if !is_open {
+                if statement.token.is_some() && !statement.is_done.load(Ordering::Acquire) {
+                    self.reconnections.add_one();
+                }
                 drop(unpoisoned(&statement.permit).take());
             }
             is_open
@@ -53,19 +74,26 @@ impl InFlight {
         while let Some(mut until) = self.of(token) {
             let at = *until.borrow_and_update();
             drop(timeout_at(at, until.changed()).await);
+            self.give_back();
         }
     }
 
     /// By when a statement about the claim has ended, if there is one. Nearly always there is none at all.
     fn of(&self, token: &Token) -> Option<watch::Receiver<Instant>> {
-        let statements = unpoisoned(&self.0);
+        let statements = unpoisoned(&self.statements);
         let is_open = |one: &&Arc<Statement>| one.token == Some(*token) && *one.until.borrow() > Instant::now();
         statements.iter().find(is_open).map(|statement| statement.until.subscribe())
     }
 }
 
 impl Closing {
-    /// The connection is closed, and its statement has ended by then.
+    /// The server is done with the statement.
+    pub(crate) fn ended(self) {
+        self.0.is_done.store(true, Ordering::Release);
+        self.0.until.send_replace(Instant::now());
+    }
+
+    /// The connection is closed, and its statement has ended by then, as far as is known.
     pub(crate) fn closed(self, until: Instant) {
         self.0.until.send_replace(until);
     }
@@ -98,11 +126,12 @@ mod tests {
         let mut is_settled = || settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         for statement in statements {
             assert_eq!(is_settled(), Poll::Pending);
-            statement.closed(Instant::now());
+            statement.ended();
         }
         assert_eq!(is_settled(), Poll::Ready(()));
         all.give_back();
-        assert!(unpoisoned(&all.0).is_empty(), "what is over is not kept");
+        assert!(unpoisoned(&all.statements).is_empty(), "what is over is not kept");
+        assert_eq!(all.reconnections.count(), 0, "each is known to have ended");
     }
 
     #[tokio::test]
@@ -113,7 +142,8 @@ mod tests {
         drop(all.add(Some(token), None, until));
         all.settled(&token).await;
         assert!(Instant::now() >= until);
+        assert_eq!(all.reconnections.count(), 1, "it may take effect after what comes next");
         drop(all.add(None, None, Instant::now() + Duration::from_secs(3600)));
-        assert_eq!(unpoisoned(&all.0).len(), 1, "what is over is not kept");
+        assert_eq!(unpoisoned(&all.statements).len(), 1, "what is over is not kept");
     }
 }

@@ -10,7 +10,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{Error, Result, Token};
+use lockkit_core::{Error, Result, Token, store::Reconnections};
 use sqlx::mysql::MySqlConnectOptions;
 use tokio::{
     runtime::Handle,
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(config: &MySqlConfig, replicas: Replicas) -> Self {
+    pub(crate) fn new(config: &MySqlConfig, replicas: Replicas, reconnections: Reconnections) -> Self {
         let all = usize::try_from(config.connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let (reserved, named_lock) = ((all / 8).max(1), all / 4);
         let semaphore = |connections| Arc::new(Semaphore::new(connections));
@@ -65,7 +65,7 @@ impl Pool {
             common: semaphore(all - reserved - named_lock),
             reserved: semaphore(reserved),
             named_lock: semaphore(named_lock),
-            idle: Arc::new(Idle::new(config.timeout)),
+            idle: Arc::new(Idle::new(config.timeout, reconnections)),
         }
     }
 

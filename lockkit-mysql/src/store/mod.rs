@@ -103,7 +103,9 @@ impl MySqlStore {
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
         let config = MySqlConfig { timeout: config.timeout.min(MySqlConfig::LONGEST_TIMEOUT), ..config };
         let statements = Arc::new(Statements::new(config.check()?, quoted_table(&of_claims(&config.table)).ok()));
-        let (pool, background) = (Arc::new(Pool::new(&config, replicas)), Arc::new(Background::new()));
+        let reconnections = Reconnections::default();
+        let pool = Arc::new(Pool::new(&config, replicas, reconnections.clone()));
+        let background = Arc::new(Background::new());
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, Arc::clone(&background));
         let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout, background));
         let info = StoreInfo {
@@ -123,7 +125,7 @@ impl MySqlStore {
             },
             clock: config.clock,
             alarm: None,
-            reconnections: Reconnections::default(),
+            reconnections,
             warnings: Arc::default(),
         };
         Ok(Self {

@@ -233,22 +233,19 @@ impl MySqlStore {
     }
 
     /// Ends such a lease, or gives up its place; grants the lock to the next in the queue.
-    pub(super) async fn release_in_order(&self, claim: &Claim, bound: Bound) -> Result<Release> {
-        self.pool.settled(&claim.token, bound).await?;
-        let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
-        self.end_in_order(&mut connection, claim).await
-    }
-
     pub(super) async fn end_in_order(&self, connection: &mut Connection, claim: &Claim) -> Result<Release> {
         let text = |question| self.statements.end_in_order(question, claim);
-        let rows = connection.transact(text, None).await?;
+        let rows = still_writable(connection.transact(text, None).await?)?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let release = match (read::<u64>(row, 1)?, read::<u64>(row, 2)?) {
             (1, _) => Release::Released { waiters: None },
             (_, 1) => Release::NotHeld(LossReason::Taken),
             _ => Release::NotHeld(LossReason::Gone),
         };
-        self.ordered.forget(&claim.token);
+        // What it asked for may be still to come, and is then to be found by the next release.
+        if matches!(release, Release::Released { .. }) || read::<u64>(row, 3)? > 0 {
+            self.ordered.forget(&claim.token);
+        }
         Ok(release)
     }
 

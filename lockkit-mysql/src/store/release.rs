@@ -20,13 +20,13 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let is_alone = store.grants.knows(&claim.token);
     store.grants.forget(&claim.token);
     let bound = Bound::new(store.timeout);
-    if is_ordered && !is_alone {
-        return store.release_in_order(claim, bound).await;
-    }
     let named_lock = if is_ordered { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
+    if is_ordered && !is_alone {
+        return store.end_in_order(&mut connection, claim).await;
+    }
     let token = claim.token.as_bytes().as_slice();
     let statement = |question| {
         // A client that begins to wait makes a claim of the row of one who shares the lock, so that this finds nothing; but it leaves an

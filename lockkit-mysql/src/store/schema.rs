@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Finding, Result};
+use lockkit_core::{Error, ErrorKind, Finding, Result, store::Reconnections};
 
 pub use crate::wire::table::{claims_ddl, ddl};
 use crate::{
@@ -68,7 +68,7 @@ pub async fn upgrade(config: &MySqlConfig) -> Result<bool> {
 
 async fn open(config: &MySqlConfig) -> Result<Connection> {
     config.check()?;
-    let pool = Pool::new(config, Replicas::Refused);
+    let pool = Pool::new(config, Replicas::Refused, Reconnections::default());
     let connect = async {
         // Connecting keeps to the bound of an operation; what is done then may take longer.
         drop(pool.first_connection(config, Bound::new(config.timeout)).await?);

@@ -134,7 +134,8 @@ impl Statements {
         )
     }
 
-    /// Ends a claim, whatever it has. The answer is one row: the question, whether it had the lock, whether another has it.
+    /// Ends a claim, whatever it has. The answer is one row: the question, whether it had the lock, whether another has it, whether it shared the
+    /// lock or had a place.
     pub(crate) fn end_in_order(&self, question: Question, claim: &Claim) -> String {
         let Self { table: locks, claims } = self;
         let (me, delete) = (token(&claim.token), self.delete());
@@ -143,7 +144,7 @@ impl Statements {
             "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
              SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @gate AND token = {me} AND place = 0; \
              SET @others = @live AND NOT @mine AND NOT @shares; \
-             {delete} WHERE c.lock_id = @id AND c.token = {me}; \
+             {delete} WHERE c.lock_id = @id AND c.token = {me}; SET @had = ROW_COUNT() > 0; \
              SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND place = 0; \
              SET @free = @mine OR @shares AND @ends IS NULL; \
              UPDATE {locks} SET token = NULL, expires = IF(@free, NULL, CAST(@ends AS DATETIME(6))), `count` = 0, \
@@ -152,9 +153,10 @@ impl Statements {
         );
         sql += &self.serve(&format!("LEAST({ITS_END})"));
         sql += &format!(
-            "SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(@mine OR @shares, 0) AS UNSIGNED), CAST(COALESCE(@others, 0) AS UNSIGNED); {COMMIT}"
+            "SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(@mine OR @shares, 0) AS UNSIGNED), CAST(COALESCE(@others, 0) AS UNSIGNED), \
+             CAST(@had AS UNSIGNED); "
         );
-        sql
+        sql + &commit(question)
     }
 
     /// Extends shares of locks: of each lock those of some tokens. The answer has a row for each that was extended, and one for

@@ -34,6 +34,7 @@ tests! {
     a_server_with_older_data_gives_no_fence_twice
     a_server_that_became_a_replica_is_asked_for_no_record
     what_is_granted_while_a_server_becomes_a_replica_is_no_lease
+    what_is_released_while_a_server_becomes_a_replica_may_be_held
     a_client_that_stood_still_changes_nothing_at_a_former_primary
 }
 
@@ -297,6 +298,37 @@ async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<C
         free(&store, &asked).await;
     }
     panic!("each was told of a lease that the primary in its place may not have");
+}
+
+/// Likewise. The primary in its place may still have the lease.
+async fn what_is_released_while_a_server_becomes_a_replica_may_be_held(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let shared = || Claim { mode: Mode::Shared, ..claim() };
+    let mut somebody = raw(&server).await;
+    for _ in 0..20 {
+        let (one, two) = (shared(), shared());
+        let other = Claim { key: one.key.clone(), ..two };
+        // One that found others there is released by a transaction.
+        hold(&store, &one).await;
+        hold(&store, &other).await;
+        lock_rows(&mut somebody, &[&one]).await;
+        let set = async {
+            sleep(Duration::from_millis(100)).await;
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+        };
+        let unlock = async {
+            sleep(Duration::from_millis(300)).await;
+            end(&mut somebody).await;
+        };
+        let (answer, (), ()) = tokio::join!(store.release(&other), set, unlock);
+        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+        if let Err(error) = answer {
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+            return;
+        }
+        free(&store, &one).await;
+    }
+    panic!("each was told that a lease has ended that the primary in its place may still have");
 }
 
 /// A process that stands still between two questions takes the server for what it was. What it changes there then is missing at the new

@@ -33,6 +33,7 @@ tests! {
     a_change_of_a_record_is_not_taken_for_the_one_before
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
     a_statement_whose_connection_was_reset_takes_no_lock_for_nobody
+    a_statement_that_was_never_heard_of_is_counted
     a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody
     a_transaction_that_stopped_at_an_error_locks_nobody_out
     an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody
@@ -365,6 +366,28 @@ async fn a_statement_whose_connection_was_reset_takes_no_lock_for_nobody(ctx: Ar
     assert!(took.0.max(took.1) < TTL / 2, "the releases took {took:?}");
     for claim in &given_up {
         hold(&other, &Claim { mode: Mode::Exclusive, ..rival(claim) }).await;
+    }
+}
+
+/// The answer that a claim has nothing is not final then. It is where the server was heard to be done with what was given up.
+async fn a_statement_that_was_never_heard_of_is_counted(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (proxy, config) = proxied(&server).await;
+    let store = MySqlStore::connect(config).await.expect("connect");
+    let (used, mut somebody) = (claim(), raw(&server).await);
+    hold(&store, &used).await;
+    free(&store, &used).await;
+    for (is_cut, counted) in [(false, 0), (true, 1)] {
+        let given_up = rival(&used);
+        somebody.execute("LOCK TABLES resource_lock WRITE").await.expect("lock");
+        let asked = timeout(10 * SOON, attempt(&store, &given_up)).await;
+        assert!(asked.is_err(), "the table is locked: {asked:?}");
+        if is_cut {
+            proxy.cut().await;
+        }
+        somebody.execute("UNLOCK TABLES").await.expect("unlock");
+        while store.release(&given_up).await.is_err() {}
+        assert_eq!(store.info().reconnections.count(), counted, "{is_cut}");
     }
 }
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockkit_core::{
-    Attempt, Claim, Effect, ErrorKind, HolderInfo, LockStore, Locker, LossReason, Mode, Order, Outcome, Query, Release,
-    Renewed,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, HolderInfo, LockStore, Locker, LossReason, Mode, Order, Outcome,
+    Query, Release, Renewed,
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use lockkit_testkit::faults::Proxy;
@@ -20,6 +20,7 @@ use crate::support::{
 
 tests! {
     a_waiter_that_is_gone_costs_the_rest_of_its_place
+    a_place_that_comes_after_its_release_is_found_by_the_next
     both_hear_of_each_others_releases
     clients_that_know_nothing_of_readers_are_kept_out
     the_lease_of_a_reader_can_be_broken
@@ -39,6 +40,28 @@ tests! {
 
 const SOON: Duration = Duration::from_secs(2);
 const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
+/// A release overtakes the request for a place, for that is on its way over another connection.
+async fn a_place_that_comes_after_its_release_is_found_by_the_next(ctx: Arc<Ctx>) {
+    let (server, used, late) = (ctx.private(&[]).await, claim(), claim());
+    let [store, way] = [MySqlStore::connect(config(&server)).await, MySqlStore::connect(config(&server)).await];
+    let (store, way) = (store.expect("connect"), way.expect("connect"));
+    let late = Claim { key: used.key.clone(), ..late };
+    let in_order = AcquireRequest { order: Order::Fifo, wait: SOON, ..request(&late) };
+    hold(&store, &used).await;
+    contended(store.acquire(&in_order).await.expect("acquire"));
+    // As if this request had not arrived yet.
+    server.admin("DELETE FROM lockkit.resource_lock_claim").await.expect("delete");
+    assert_eq!(store.release(&late).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    contended(way.acquire(&in_order).await.expect("acquire"));
+    let waiters = async || {
+        let states = store.inspect(&Query::Keys(vec![used.key.clone()])).await.expect("inspect");
+        states[0].waiters
+    };
+    assert_eq!(waiters().await, Some(1));
+    assert_eq!(store.release(&late).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    assert_eq!(waiters().await, None, "the place is still there");
+}
 
 fn shared(of: &Claim, mode: Mode) -> Claim {
     Claim { mode, ..rival(of) }
