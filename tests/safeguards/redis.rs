@@ -114,8 +114,16 @@ pub(crate) const ALL: &[Safeguard] = &[
         does: "A server's uptime is not believed where another run of it is known",
         file: SCRIPTS,
         code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
-        without: r#"include_str!("scripts/epoch.lua").replace("not promoted and not is_known", "not promoted").into()"#,
+        without: r#"include_str!("scripts/epoch.lua").replace("not has_backlog and not is_known", "not has_backlog").into()"#,
         noticed_by: "lockkit-redis/redis::reshard::a_clock_that_is_set_forward_after_a_restart_ends_no_pause",
+    },
+    Safeguard {
+        name: "first_replica",
+        does: "A server that has had a replica may have been promoted without a trace, so that its uptime is not believed",
+        file: SCRIPTS,
+        code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
+        without: r#"include_str!("scripts/epoch.lua").replace("and not has_backlog", "").into()"#,
+        noticed_by: "lockkit-redis/redis::sentinel::a_promotion_that_its_first_replica_hides_is_waited_for",
     },
     Safeguard {
         name: "seen_run",

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal, Renewed};
+use lockkit_core::{AcquireRequest, Claim, Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal, Renewed};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -397,6 +397,35 @@ async fn a_forgotten_script_is_sent_again() {
     contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
     forget().await;
     free(&store, &mine).await;
+}
+
+/// A server that was promoted before it was in sync with its primary takes a new replication id once more for its first replica, and then does
+/// not seem to have taken over.
+#[tokio::test]
+async fn a_promotion_that_its_first_replica_hides_is_waited_for() {
+    let all = servers().await;
+    let options = || RedisOptions::default().flavor(flavor());
+    let primary = RedisServer::start(options().args(["--replicaof", "127.0.0.1", "1"])).await.expect("server");
+    let told = async |what| primary.command(&["INFO", what]).await.expect("INFO");
+    let is_old = |info: &str| {
+        let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).expect("an uptime");
+        uptime.trim().parse::<u64>().expect("a number") > 3
+    };
+    eventually_async("it is older than any lease", async || is_old(&told("server").await)).await;
+    primary.command(&["REPLICAOF", "NO", "ONE"]).await.expect("promoted");
+    let port = primary.port().to_string();
+    let _replica = RedisServer::start(options().args(["--replicaof", "127.0.0.1", &port])).await.expect("server");
+    eventually_async("the promotion is forgotten", async || {
+        told("replication").await.contains(&format!("master_replid2:{}", "0".repeat(40)))
+    })
+    .await;
+    for sentinel in 0..all.sentinels().len() {
+        all.command(sentinel, &["SENTINEL", "MONITOR", "other", "127.0.0.1", &port, "2"]).await.expect("monitor");
+    }
+    let (addresses, _) = all.url().rsplit_once('/').map(|(all, name)| (all.to_owned(), name.len())).expect("a name");
+    let store = RedisStore::from_url(&format!("{addresses}/other?max_ttl=2s")).await.expect("connect");
+    let short = AcquireRequest { ttl: Duration::from_secs(1), ..request(&claim("a"), Duration::ZERO) };
+    contended(store.acquire(&short).await.expect("acquire"));
 }
 
 /// A primary without replicas takes a new replication id after that time, and then does not seem to have taken over.
