@@ -107,7 +107,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: SCRIPTS,
         code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
         without: r#"include_str!("scripts/epoch.lua").replace("since = now - math", "since = now - 3600000 - math").into()"#,
-        noticed_by: "lockkit-redis/redis::sentinel::a_server_that_just_started_is_waited_for",
+        noticed_by: "lockkit-redis/redis::reshard::a_young_server_pauses_for_the_whole_of_the_longest_ttl",
     },
     Safeguard {
         name: "known_run",

@@ -1,6 +1,6 @@
 //! The reaper: background tasks that release what nobody waits for any more, above all acquisitions whose outcome is
 //! unknown. The first try is a task of its own; what failed goes to the [backlog](super::backlog), until the store gave a
-//! definite answer or the lease must have lapsed.
+//! definite answer or the lease, or the place in a queue, must have lapsed.
 
 use std::{
     sync::{Arc, Weak},

@@ -36,7 +36,7 @@ impl Engine {
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }
         let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };
-        let mut undo = self.undo(writer, lease.terms.ttl);
+        let mut undo = self.undo(writer, self.lasts(lease));
         self.let_lie(lease, WHAT)?;
         undo.arm_release(Certainty::of(&lease.state(), self.now()), None);
         let replaced = self.replace(WHAT, writer.token, reader, Terms { keep_for: None, ..lease.terms }).await?;

@@ -35,7 +35,7 @@ struct Statement {
 }
 
 /// A connection with such a statement, which is closed when this is dropped. **The statement counts on** until it has
-/// [ended](Self::closed), or its time is over: whoever awaits its end may go with a runtime, while the server goes on.
+/// [ended](Self::ended), or its time is over: whoever awaits its end may go with a runtime, while the server goes on.
 #[derive(Debug)]
 pub(crate) struct Closing(Arc<Statement>);
 
@@ -74,8 +74,9 @@ impl InFlight {
         while let Some(mut until) = self.of(token) {
             let at = *until.borrow_and_update();
             drop(timeout_at(at, until.changed()).await);
-            self.give_back();
         }
+        // What was not heard of is to be counted before the next question is sent.
+        self.give_back();
     }
 
     /// By when a statement about the claim has ended, if there is one. Nearly always there is none at all.
@@ -143,6 +144,9 @@ mod tests {
         all.settled(&token).await;
         assert!(Instant::now() >= until);
         assert_eq!(all.reconnections.count(), 1, "it may take effect after what comes next");
+        drop(all.add(Some(token), None, Instant::now()));
+        all.settled(&token).await;
+        assert_eq!(all.reconnections.count(), 2, "also if nobody had to wait for it");
         drop(all.add(None, None, Instant::now() + Duration::from_secs(3600)));
         assert_eq!(unpoisoned(&all.statements).len(), 1, "what is over is not kept");
     }

@@ -54,7 +54,10 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
                 // It may be the lease of one of those, or a place.
                 return store.end_in_order(&mut connection, claim).await;
             }
-            Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
+            // What the claim asked for may have come meanwhile, over another connection.
+            let lease =
+                found.as_ref().and_then(|lock| lock.lease.as_ref()).filter(|lease| lease.token != Some(claim.token));
+            Ok(Release::NotHeld(why_not(lease)))
         }
         _ => Err(connection.out_of_step(Sent::Yes)),
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, LockKey, LockStore, Mode, Order, Query, Release, Renewal,
+    AcquireRequest, Attempt, Claim, Effect, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal,
     store::{Record, Records as _, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
@@ -33,6 +33,7 @@ tests! {
     a_change_of_a_record_is_not_taken_for_the_one_before
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
     a_statement_whose_connection_was_reset_takes_no_lock_for_nobody
+    a_lease_that_comes_while_its_claim_is_released_is_no_other_s
     a_statement_that_was_never_heard_of_is_counted
     a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody
     a_transaction_that_stopped_at_an_error_locks_nobody_out
@@ -367,6 +368,36 @@ async fn a_statement_whose_connection_was_reset_takes_no_lock_for_nobody(ctx: Ar
     for claim in &given_up {
         hold(&other, &Claim { mode: Mode::Exclusive, ..rival(claim) }).await;
     }
+}
+
+/// The request for it was overtaken by the release.
+async fn a_lease_that_comes_while_its_claim_is_released_is_no_other_s(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (store, way) = (MySqlStore::connect(config).await.expect("connect"), ctx.store().await);
+    // It waits for each answer.
+    proxy.delay(Direction::ToClient, Duration::from_millis(2));
+    let mut came_between = false;
+    for polls in 0..100 {
+        let late = claim();
+        hold(&way, &late).await;
+        free(&way, &late).await;
+        let mut releasing = pin!(store.release(&late));
+        if let Some(answer) = poll_until(releasing.as_mut(), polls, || {}).await {
+            assert_eq!(answer.expect("release"), Release::NotHeld(LossReason::Gone));
+            assert!(came_between, "it is answered at poll {polls}");
+            return;
+        }
+        hold(&way, &late).await;
+        match releasing.await.expect("release") {
+            Release::Released { .. } => {}
+            Release::NotHeld(reason) => {
+                assert_eq!(reason, LossReason::Gone, "from poll {polls} on");
+                came_between = true;
+                free(&way, &late).await;
+            }
+        }
+    }
+    panic!("it does not end");
 }
 
 /// The answer that a claim has nothing is not final then. It is where the server was heard to be done with what was given up.

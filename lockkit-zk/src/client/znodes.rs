@@ -134,10 +134,13 @@ impl Session {
     pub(crate) async fn why_not(&self, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
         let lock = self.names.lock(&claim.key);
         let (children, revoked) = tokio::join!(self.list(&lock, bound), self.is_revoked(&lock, &claim.token, bound));
-        let children = children?;
+        let (children, mine) = (children?, name::protection(&claim.token));
         Ok(match queue::holders(&children) {
             _ if revoked? => LossReason::Revoked,
-            (holders, _) if holders.is_empty() && !window::is_kept(&children) => LossReason::Gone,
+            // A node of its own may have come meanwhile, or be about to go.
+            (holders, _) if holders.iter().all(|holder| holder.starts_with(&mine)) && !window::is_kept(&children) => {
+                LossReason::Gone
+            }
             _ => LossReason::Taken,
         })
     }

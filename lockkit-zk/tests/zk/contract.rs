@@ -6,7 +6,7 @@ use lockkit_core::{
     Attempt, Effect, ErrorKind, Fence, FenceRequest, LockKey, LockStore, LossReason, Query, Release, Renewal, Renewed,
     store::{Record, Records, Swap},
 };
-use lockkit_testkit::faults::poll_until;
+use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 
@@ -114,6 +114,35 @@ async fn a_claim_is_released_from_elsewhere() {
     assert!(children(&raw, "a").await.is_empty());
     assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Revoked);
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Revoked));
+}
+
+/// The request for it was overtaken by the release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_comes_while_its_claim_is_released_is_no_other_s() {
+    let server = Server::start().await;
+    let (way, (store, proxy)) = (server.store().await, server.proxied(Duration::from_secs(20)).await);
+    // It waits for each answer.
+    proxy.delay(Direction::ToClient, Duration::from_millis(2));
+    let mut came_between = false;
+    for polls in 0..100 {
+        let late = claim("a");
+        let mut releasing = pin!(store.release(&late));
+        if let Some(answer) = poll_until(releasing.as_mut(), polls, || {}).await {
+            assert_eq!(answer.expect("release"), Release::NotHeld(LossReason::Gone));
+            assert!(came_between, "it is answered at poll {polls}");
+            return;
+        }
+        hold(&way, &late).await;
+        match releasing.await.expect("release") {
+            Release::Released { .. } => {}
+            Release::NotHeld(reason) => {
+                assert_eq!(reason, LossReason::Gone, "from poll {polls} on");
+                came_between = true;
+            }
+        }
+        drop(way.release(&late).await.expect("release"));
+    }
+    panic!("it does not end");
 }
 
 /// It goes on with what it saw of the grant before.

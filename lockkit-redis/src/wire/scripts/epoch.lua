@@ -29,14 +29,12 @@ local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local pause = tonumber(ARGV[1])
 
--- The client saw another run in charge.
-local saw_other = ARGV[2] ~= '' and not string.find(ARGV[2], ':' .. run .. ':', 1, true)
 local stored = call('GET', KEYS[1])
 local epoch, since, doubt, is_known
 for _, note in ipairs({ARGV[2], stored or ''}) do
   local its_epoch, its_run, its_id, its_since, its_doubt = string.match(note, '^(%x+):(%x+):(%x+):(%d+)(%??)$')
   is_known = is_known or its_run
-  if its_run == run and (its_id == id or not promoted and not saw_other) and (not epoch or doubt > its_doubt) then
+  if its_run == run and (its_id == id or not promoted) and (not epoch or doubt > its_doubt) then
     epoch, since, doubt = its_epoch, tonumber(its_since), its_doubt
   end
 end
@@ -48,8 +46,8 @@ if not epoch then
     since = now - math.max(0, field(server, 'uptime_in_seconds') - 1) * 1000
     doubt = '?'
   end
-elseif doubt == '?' and saw_other then
-  -- So this one began later than that, and nobody has seen when.
+elseif doubt == '?' and ARGV[2] ~= '' and not string.find(ARGV[2], ':' .. run .. ':', 1, true) then
+  -- The client saw another run in charge. So this one began later than that, and nobody has seen when.
   since, doubt = now, ''
 end
 local note = table.concat({epoch, run, id, string.format('%.0f', since) .. doubt}, ':')
