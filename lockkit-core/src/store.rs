@@ -77,8 +77,8 @@ pub use single_flight::SingleFlight;
 
 pub use crate::error::Sent;
 
-/// For how long a store keeps a claim's place in a queue that does not ask again (rule R3). One that is granted the lock meanwhile has it
-/// until the end of its place at most, before it asks.
+/// How long a store keeps the place of a claim that does not ask again (rule R3). A claim that is granted the lock before it asks again
+/// has it until the end of its place at most.
 pub const PLACE: Duration = Duration::from_secs(6);
 
 /// A place that keeps locks. See the [module](self) for the rules.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query, Result,
     store::{Record, Records, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
@@ -17,6 +17,7 @@ use lockkit_testkit::{
     faults::{Direction, Proxy, poll_until},
     servers::{Keep, MySqlServer},
 };
+use sqlx::MySqlConnection;
 use tokio::time::sleep;
 
 use crate::support::{
@@ -268,7 +269,31 @@ async fn a_server_that_became_a_replica_is_asked_for_no_record(ctx: Arc<Ctx>) {
 }
 
 /// The server is told to take no writes while a transaction waits for the row of the lock, after it has looked at that. It is set so between
-/// two statements of the transaction, unless it comes to be only after the last.
+/// two statements of the transaction, unless it comes to be only after the last. Says whether the effect is left open then.
+async fn is_in_doubt<T>(
+    server: &MySqlServer,
+    somebody: &mut MySqlConnection,
+    locked: &Claim,
+    asking: impl Future<Output = Result<T>>,
+) -> bool {
+    lock_rows(somebody, &[locked]).await;
+    let set = async {
+        sleep(Duration::from_millis(100)).await;
+        server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    };
+    let unlock = async {
+        sleep(Duration::from_millis(300)).await;
+        end(somebody).await;
+    };
+    let (answer, (), ()) = tokio::join!(asking, set, unlock);
+    server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    answer.is_err_and(|error| {
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+        true
+    })
+}
+
+/// The primary in its place may not have the lease.
 async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<Ctx>) {
     let (server, store) = administrated(&ctx).await;
     let used = claim();
@@ -280,19 +305,7 @@ async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<C
         hold(&store, &used).await;
         assert!(matches!(store.acquire(&in_order).await, Ok(Attempt::Contended(_))));
         free(&store, &used).await;
-        lock_rows(&mut somebody, &[&used]).await;
-        let set = async {
-            sleep(Duration::from_millis(100)).await;
-            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-        };
-        let unlock = async {
-            sleep(Duration::from_millis(300)).await;
-            end(&mut somebody).await;
-        };
-        let (answer, (), ()) = tokio::join!(store.acquire(&in_order), set, unlock);
-        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
-        if let Err(error) = answer {
-            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+        if is_in_doubt(&server, &mut somebody, &used, store.acquire(&in_order)).await {
             return;
         }
         free(&store, &asked).await;
@@ -300,7 +313,7 @@ async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<C
     panic!("each was told of a lease that the primary in its place may not have");
 }
 
-/// Likewise. The primary in its place may still have the lease.
+/// The primary in its place may still have the lease.
 async fn what_is_released_while_a_server_becomes_a_replica_may_be_held(ctx: Arc<Ctx>) {
     let (server, store) = administrated(&ctx).await;
     let shared = || Claim { mode: Mode::Shared, ..claim() };
@@ -311,19 +324,7 @@ async fn what_is_released_while_a_server_becomes_a_replica_may_be_held(ctx: Arc<
         // One that found others there is released by a transaction.
         hold(&store, &one).await;
         hold(&store, &other).await;
-        lock_rows(&mut somebody, &[&one]).await;
-        let set = async {
-            sleep(Duration::from_millis(100)).await;
-            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-        };
-        let unlock = async {
-            sleep(Duration::from_millis(300)).await;
-            end(&mut somebody).await;
-        };
-        let (answer, (), ()) = tokio::join!(store.release(&other), set, unlock);
-        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
-        if let Err(error) = answer {
-            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+        if is_in_doubt(&server, &mut somebody, &one, store.release(&other)).await {
             return;
         }
         free(&store, &one).await;

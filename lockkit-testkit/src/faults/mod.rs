@@ -15,7 +15,7 @@ mod trap;
 pub use self::{
     answers::{Framing, Slip},
     clock::ServerClock,
-    polls::poll_until,
+    polls::{overtaken_requests, poll_until},
     proxy::Proxy,
     shared::Direction,
 };
