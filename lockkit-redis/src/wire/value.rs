@@ -4,8 +4,8 @@
 //! servers can take over from each other (see [`epoch`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
 //!
-//! While a lock is shared there is `#s:<fence>` or `#p<limit>:<fence>` in its place, and each lease has such a string in a hash
-//! beside it; or that string of the first lease behind `#s:` or `#p<limit>:` (see `queue.lua`).
+//! While a lock is shared there is `#s:<fence>[@<epoch>]` or `#p<limit>:<fence>[@<epoch>]` in its place, and each lease has such a
+//! string in a hash beside it; or that string of the first lease behind `#s:` or `#p<limit>:` (see `queue.lua`).
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Stored {
         let Ok(text) = str::from_utf8(value) else { return Self::Foreign };
         let stored = match text.strip_prefix('#').and_then(|shared| shared.split_once(':')) {
             Some((mode, rest)) => match self::mode(mode).filter(|mode| *mode != Mode::Exclusive) {
-                Some(mode) if number(rest.as_bytes()).is_some() => Some(Self::Shared(mode)),
+                Some(mode) if number(unmarked(rest.as_bytes())).is_some() => Some(Self::Shared(mode)),
                 Some(mode) => lease(rest).map(|lease| Self::Lease(mode, lease)),
                 None => None,
             },
@@ -81,8 +81,7 @@ pub(crate) fn numbers(value: &[u8]) -> Option<(Fence, u32, u32)> {
     let mut parts = value.get(Token::TEXT_LEN + 1..)?.splitn(4, |byte| *byte == b':');
     let depth = number(parts.next()?)?;
     let fence = number(parts.next()?)?;
-    let span = parts.next()?;
-    let span = number(span.split(|byte| *byte == b'@').next().unwrap_or(span))?;
+    let span = number(unmarked(parts.next()?))?;
     Some((Fence::new(fence), u32::try_from(span).ok()?, u32::try_from(depth).ok()?))
 }
 
@@ -140,6 +139,11 @@ fn lease(text: &str) -> Option<StoredLease> {
     Some(StoredLease { token, depth, fence, span, holder: HolderInfo::new(holder) })
 }
 
+/// A number without the mark behind it.
+fn unmarked(number: &[u8]) -> &[u8] {
+    number.split(|byte| *byte == b'@').next().unwrap_or(number)
+}
+
 fn number(digits: &[u8]) -> Option<u64> {
     let well_formed = (1..=19).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
     well_formed.then(|| digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
@@ -190,7 +194,9 @@ mod tests {
     #[test]
     fn a_shared_lock_is_told_from_others() {
         let permits = Mode::Permit { limit: std::num::NonZeroU32::MIN.saturating_add(2) };
-        for (text, mode) in [("#s:17", Mode::Shared), ("#p3:1795163327687740", permits)] {
+        for (text, mode) in
+            [("#s:17", Mode::Shared), ("#p3:1795163327687740", permits), ("#s:17@0123abcd", Mode::Shared)]
+        {
             assert_eq!(Stored::parse(text.as_bytes()), Stored::Shared(mode));
         }
         for text in ["#", "#s", "#s:", "#s:x", "#sx:1", "#p:1", "#p0:1", "#p-1:1", "#x:1", "s:1"] {

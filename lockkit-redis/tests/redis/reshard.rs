@@ -186,6 +186,27 @@ async fn a_waiter_whose_slot_moved_can_renew_what_it_is_granted() {
     }
 }
 
+/// The ends of leases that share a lock are moments of the clock of the member that granted them. Here that was behind.
+#[tokio::test]
+async fn a_lease_that_is_shared_lasts_where_its_slot_goes() {
+    let all = RedisCluster::start(flavor(), false).await.expect("servers");
+    let slot = all.slot_of("460").await.expect("slot");
+    let store = store(&all, "failover_pause=no").await;
+    let reads = || Claim { mode: Mode::Shared, ..claim("460") };
+    let (first, second, writes) = (reads(), reads(), claim("460"));
+    for claim in [&first, &second] {
+        hold(&store, claim).await;
+    }
+    let set_back = "for _, token in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do redis.call('ZINCRBY', KEYS[1], -60000, token) end";
+    all.members()[0].command(&["EVAL", set_back, "1", "{460}:members:fence"]).await.expect("EVAL");
+    all.move_slot(slot, 0, 1).await.expect("move");
+    for claim in [&first, &second] {
+        contended(attempt(&store, &writes).await.expect("acquire"));
+        free(&store, claim).await;
+    }
+    hold(&store, &writes).await;
+}
+
 /// How many connections each member has had, as told over connections that are there all the time.
 fn connections(all: &mut [redis::Connection]) -> Vec<u32> {
     let count = |connection| {

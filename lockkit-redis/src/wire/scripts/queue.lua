@@ -28,8 +28,8 @@
 --          end    0                        the lease has ended
 --                 -1, -2                   there is no such lock; it is another's
 --
--- While the lock is shared its key has a value that is nobody's, "#s:<fence>" or "#p<limit>:<fence>", and lasts as long as the
--- longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
+-- While the lock is shared its key has a value that is nobody's, "#s:<fence><mark>" or "#p<limit>:<fence><mark>", and lasts as long
+-- as the longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
 -- A claim that found the lock free shares it with nobody yet: the value is then "#s:<lease>" or "#p<limit>:<lease>", and the set
 -- and the hash are made once this script is run for anything but the end of that lease.
 --
@@ -66,7 +66,7 @@ end
 
 -- How the lock is shared; nil if it is free or held by one.
 local function sharing()
-  return value and (match(value, '^#(s):%d+$') or match(value, '^#(p%d+):%d+$'))
+  return value and (match(value, '^#(s):%d+@?%x*$') or match(value, '^#(p%d+):%d+@?%x*$'))
 end
 
 -- What belongs to the leases lasts as long as the longest of them.
@@ -133,7 +133,7 @@ local function share(token, mode, ends, fence, lease)
   call('ZADD', members, int(ends), token)
   call('HSET', leases, token, lease)
   -- After them: without it they count for nothing.
-  local shared = '#' .. mode .. ':' .. fence
+  local shared = '#' .. mode .. ':' .. fence .. (mark or '')
   if value ~= shared then
     value = shared
     call('SET', lock, value, 'PX', int(ends - now))
@@ -151,7 +151,7 @@ end
 local function grant(token, mode, ttl, ends, span, least, tail, is_alone)
   -- Readers that share the lock have one number, as long as it is high enough for each. (A server that lost some data can have
   -- a group again that had ended.)
-  local fence = mode == 's' and span == '1' and value and match(value, ':(%d+)$')
+  local fence = mode == 's' and span == '1' and value and match(value, ':(%d+)@?%x*$')
   least = max(tonumber(least), first)
   if not fence or tonumber(fence) < least then
     fence = next_fence(tonumber(span), least)
@@ -319,6 +319,17 @@ if lone_mode then
     value = false
     share(lone_token, lone_mode, now + (left < 0 and HOUR or left + 1), lone_fence, lease)
   end
+end
+if mark and sharing() and string.sub(value, -#mark) ~= mark then
+  -- The slot came from another member, with moments of that one's clock. By this one's, no lease outlasts the lock's key, whose time
+  -- to live moves as a duration. So all are kept for as long as that.
+  local left, _, now = call('PTTL', lock), clock()
+  local ends = int(now + (left < 0 and HOUR or left + 1))
+  for _, token in ipairs(call('ZRANGE', members, 0, -1)) do
+    call('ZADD', members, 'XX', ends, token)
+  end
+  value = match(value, '^[^@]*') .. mark
+  call('SET', lock, value, 'KEEPTTL')
 end
 local how = held()
 
