@@ -39,7 +39,10 @@ impl Engine {
         let mut undo = self.undo(writer, self.lasts(lease));
         self.let_lie(lease, WHAT)?;
         undo.arm_release(Certainty::of(&lease.state(), self.now()), None);
-        let replaced = self.replace(WHAT, writer.token, reader, Terms { keep_for: None, ..lease.terms }).await?;
+        // Above the writer's own, which need not be the first of the grant.
+        let fence_above = lease.terms.fence_above.max(lease.fence);
+        let terms = Terms { keep_for: None, fence_above, ..lease.terms };
+        let replaced = self.replace(WHAT, writer.token, reader, terms).await?;
         // A refusal may also mean that the server grants nothing for now: then the writer's lease is still there.
         let replaced = replaced.ok_or_else(|| about(lost(LossReason::Gone)))?;
         undo.released();

@@ -9,6 +9,8 @@ use crate::wire::value::Value;
 pub(crate) struct Claimed {
     /// The path of the lock.
     pub(crate) lock: String,
+    /// For how many fences its node was asked for, and says so.
+    pub(crate) span: u32,
     pub(crate) stage: Stage,
     /// Whether a watch tells if the node is deleted.
     pub(crate) watched: bool,
@@ -22,9 +24,9 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    /// A claim whose node is asked for in the lock of this path.
-    pub(crate) fn asked(lock: String) -> Self {
-        Self { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false }
+    /// A claim whose node is asked for in the lock of this path, for so many fences.
+    pub(crate) fn asked(lock: String, span: u32) -> Self {
+        Self { lock, span, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false }
     }
 
     /// Its node, as far as it is known.

@@ -280,7 +280,7 @@ mod tests {
 
     fn know(session: &Session, claim: &Claim, stage: Stage) {
         let lock = session.names.lock(&claim.key);
-        session.claims().insert(claim.token, Claimed { stage, ..Claimed::asked(lock) });
+        session.claims().insert(claim.token, Claimed { stage, ..Claimed::asked(lock, 1) });
     }
 
     fn grant() -> Grant {

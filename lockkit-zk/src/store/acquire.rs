@@ -181,7 +181,8 @@ impl<'a> Acquisition<'a> {
     /// together changed the record, or our node is gone: then we look again.
     pub(super) async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Attempt>> {
         let claimed = self.session.claimed(self.token);
-        let said = claimed.as_ref().is_some_and(|claimed| !claimed.written);
+        // The node also says for how many fences the claim asked when it was made.
+        let said = claimed.as_ref().is_some_and(|claimed| !claimed.written || claimed.span != self.request.fence.span);
         let granted = match claimed.map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
             _ => match self.settle_fence(queue, record, said).await? {

@@ -38,7 +38,7 @@ pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: T
     let (place, token) = (Replacement::begin(store, &session, &request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
-        session.claims().insert(*token, Claimed::asked(place.lock.clone()));
+        session.claims().insert(*token, Claimed::asked(place.lock.clone(), place.request.fence.span));
     }
     let answer = Downgrade { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
     let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {

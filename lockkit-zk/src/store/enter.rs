@@ -41,7 +41,12 @@ impl Acquisition<'_> {
                 // It may still be carried out, beside the one that is asked for now.
                 self.session.is_in_doubt();
             }
-            None => _ = self.session.claims().insert(*self.token, Claimed::asked(self.lock.clone())),
+            None => {
+                _ = self
+                    .session
+                    .claims()
+                    .insert(*self.token, Claimed::asked(self.lock.clone(), self.request.fence.span))
+            }
         }
         self.line_up().await
     }

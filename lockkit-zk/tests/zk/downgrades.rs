@@ -57,6 +57,23 @@ async fn the_reader_stands_where_the_writer_stood() {
     assert!(children(&raw, "a").await.is_empty());
 }
 
+/// A claim that waits keeps its node, which says for how many fences it asked at first. It is granted as many as it asked for at last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_readers_fence_lies_above_all_that_were_granted() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, server.store().await);
+    let (theirs, writer) = (claim("a"), claim("a"));
+    hold(&other, &theirs).await;
+    let mut asked = request(&writer, Duration::from_millis(100));
+    assert!(is_contended(&store.acquire(&asked).await.expect("acquire")));
+    free(&other, &theirs).await;
+    asked.fence.span = 5;
+    let held = granted(store.acquire(&asked).await.expect("acquire"));
+    let reader = granted(other.acquire(&in_place_of(&writer)).await.expect("downgrade"));
+    let end = held.fence.offset(held.span);
+    assert!(reader.fence >= end, "{} is one of the {} from {}", reader.fence, held.span, held.fence);
+}
+
 /// The transaction that makes the reader's node has a higher number than those of the nodes that wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fences_of_those_that_wait_lie_above_the_readers() {
