@@ -5,15 +5,15 @@ mod paused;
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Moment,
-    Outcome, Release, Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, LockStore, Locker, LossReason, MemoryStore,
+    Moment, Outcome, Release, Result, Token, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, Slow, WithInfo, faults::poll_until};
 
@@ -93,6 +93,52 @@ async fn one_that_is_dropped_while_its_time_is_up_leaves_the_queue() -> Result<(
         }
     }
     panic!("it does not end");
+}
+
+/// It grants the lock to the place of the first request, and never answers the second one.
+#[derive(Debug)]
+struct Granting {
+    inner: MemoryStore,
+    is_joined: AtomicBool,
+    releases: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl Alter for Granting {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
+        if self.is_joined.swap(true, Ordering::SeqCst) {
+            std::future::pending().await
+        }
+        Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
+    }
+
+    async fn release(&self, _: &Claim) -> Result<Release> {
+        let is_first = self.releases.fetch_add(1, Ordering::SeqCst) == 0;
+        Ok(if is_first { Release::Released { waiters: None } } else { Release::NotHeld(LossReason::Gone) })
+    }
+}
+
+/// Of a request that is on its way, by a connection that was replaced, the release of what the place was granted says nothing.
+#[tokio::test(start_paused = true)]
+async fn a_request_behind_the_grant_of_a_place_is_released_once_more() {
+    for is_replaced in [false, true] {
+        let (inner, releases) = (paused::paused_store(), Arc::new(AtomicU32::new(0)));
+        let reconnections = inner.info().reconnections.clone();
+        let store = Granting { inner, is_joined: AtomicBool::new(false), releases: Arc::clone(&releases) };
+        let lock = Locker::new(Altered(store)).lock("x").fifo();
+        let asking = tokio::spawn(async move { lock.acquire().await });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if is_replaced {
+            reconnections.add_one();
+        }
+        asking.abort();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(releases.load(Ordering::SeqCst) > 1, is_replaced, "{releases:?} releases");
+    }
 }
 
 /// In which nothing can be released for a while.

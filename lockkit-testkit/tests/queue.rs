@@ -4,6 +4,7 @@ use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Guard, Locker, Outcome, Result, Status};
 use lockkit_sim::{Fault, Operation, SimStore};
+use lockkit_testkit::{Altered, Slow};
 use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -194,6 +195,40 @@ async fn who_asks_and_is_not_polled_is_overtaken() -> Result<()> {
     let fence = guard.fence();
     drop(guard);
     assert!(timeout(TTL, unpolled).await.expect("its turn")?.fence() > fence);
+    Ok(())
+}
+
+/// As often as that happens: it is polled again, asks anew, and is not polled any more.
+#[tokio::test(start_paused = true)]
+async fn who_asks_and_is_not_polled_is_overtaken_each_time() -> Result<()> {
+    let store = SimStore::new();
+    let locker = Locker::new(store.clone());
+    store.inject(Fault::DelayReply(millis(5)).on(Operation::Acquire).until_healed());
+    let mut unpolled = acquiring(&locker);
+    for _ in 0..3 {
+        poll_once(&mut unpolled).await;
+        let start = Instant::now();
+        let guard = timeout(TTL * 10, acquiring(&locker)).await.expect("who is polled waits for who is not")?;
+        assert!(start.elapsed() <= millis(5000), "a lease that nobody had was in the way for {:?}", start.elapsed());
+        drop(guard);
+        settle().await;
+    }
+    drop(timeout(TTL, unpolled).await.expect("its turn")?);
+    Ok(())
+}
+
+/// Its claim was released meanwhile. What it would ask for by that now would stay for as long as it is not polled.
+#[tokio::test(start_paused = true)]
+async fn who_was_overtaken_does_not_go_on_with_what_it_had_begun() -> Result<()> {
+    let store = SimStore::new();
+    let locker = Locker::new(Altered(Slow(store.clone())));
+    let mut unpolled = acquiring(&locker);
+    poll_once(&mut unpolled).await;
+    drop(timeout(TTL, acquiring(&locker)).await.expect("who is polled waits for who is not")?);
+    settle().await;
+    poll_once(&mut unpolled).await;
+    assert_eq!(store.state("a").await?.holders.len(), 0, "a lease of nobody");
+    drop(timeout(TTL, unpolled).await.expect("its turn")?);
     Ok(())
 }
 

@@ -3,8 +3,7 @@
 //!
 //! A [`Seat`] is the place at the head. Whoever holds it may ask the store, or holds the lease. Dropping it lets the
 //! next one up, so that no way out of an acquisition can forget to. Whoever has it and is not polled is overtaken: its seat
-//! is not in force any more, and what it had asked the store for is released. When it is polled again, it asks anew as one
-//! of many, and lets nobody up.
+//! is not in force any more, and what it had asked the store for is released. When it is polled again, it queues up anew.
 
 use std::{
     collections::{

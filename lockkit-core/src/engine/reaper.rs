@@ -23,7 +23,11 @@ pub(super) enum Certainty {
     /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final, as long as no call
     /// failed, and no connection was replaced, since that many [`failures`](Engine::failures) were counted. After that, the
     /// next request may go another way and be faster.
-    Ordered(u64),
+    Ordered {
+        failures: u64,
+        /// Whether an earlier request for the claim had its effect: it has a place in a queue.
+        again: bool,
+    },
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
     Doubtful,
@@ -37,6 +41,15 @@ impl Certainty {
     /// Of a lease that was granted.
     pub(super) fn of(lease: &LeaseState, now: Moment) -> Self {
         if lease.asked_again_until.is_some_and(|until| now < until) { Self::Twice } else { Self::Settled }
+    }
+
+    /// What it comes to when the next request may be faster than an earlier one.
+    fn out_of_order(self) -> Self {
+        match self {
+            Self::Ordered { again, .. } if again => Self::Twice,
+            Self::Ordered { .. } => Self::Doubtful,
+            certainty => certainty,
+        }
     }
 }
 
@@ -156,10 +169,8 @@ impl Drop for Owed {
             return;
         }
         let mut pending = self.pending.clone();
-        if let Certainty::Ordered(_) = pending.certainty {
-            // It may have been sent, and the next one may go another way.
-            pending.certainty = Certainty::Doubtful;
-        }
+        // It may have been sent, and the next one may go another way.
+        pending.certainty = pending.certainty.out_of_order();
         engine.backlog.leave(pending);
         engine.timers.wake();
     }
@@ -205,13 +216,13 @@ impl Undo<'_> {
     /// doubt.
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
-        let is_doubtful = self.armed >= Some(Certainty::Doubtful);
-        self.armed = Some(if is_doubtful { Certainty::Twice } else { Certainty::Ordered(self.engine.failures()) });
+        let ordered = Certainty::Ordered { failures: self.engine.failures(), again: self.before.is_some() };
+        self.armed = Some(if self.before >= Some(Certainty::Doubtful) { Certainty::Twice } else { ordered });
     }
 
     /// The request was answered: the claim has a place in a queue.
     pub(super) fn has_place(&mut self) {
-        if let Some(Certainty::Ordered(_)) = self.armed {
+        if let Some(Certainty::Ordered { .. }) = self.armed {
             self.armed = Some(Certainty::Settled);
         }
     }
@@ -235,11 +246,12 @@ impl Undo<'_> {
     pub(super) async fn release_within(&mut self, bound: Duration) {
         let Some(certainty) = self.armed else { return };
         // If this is dropped, the next release may go another way, and be faster.
-        self.armed = self.armed.max(Some(Certainty::Doubtful));
+        self.armed = Some(certainty.out_of_order().max(Certainty::Doubtful));
         let Ok(answer) = timeout(bound, self.engine.end_at_store(self.claim, None)).await else { return };
+        let certainty = self.engine.still(certainty);
         match answer {
             Ok(Release::Released { .. }) if certainty != Certainty::Twice => self.disarm(),
-            Ok(Release::NotHeld(_)) if self.engine.still(certainty) < Certainty::Doubtful => self.disarm(),
+            Ok(Release::NotHeld(_)) if certainty < Certainty::Doubtful => self.disarm(),
             Ok(_) | Err(_) => {}
         }
     }
@@ -272,7 +284,7 @@ impl Engine {
     /// What an answer is worth that came just now.
     fn still(&self, certainty: Certainty) -> Certainty {
         match certainty {
-            Certainty::Ordered(failures) if failures != self.failures() => Certainty::Doubtful,
+            Certainty::Ordered { failures, .. } if failures != self.failures() => certainty.out_of_order(),
             certainty => certainty,
         }
     }

@@ -252,11 +252,16 @@ impl Engine {
 
     /// The store said that a lease is lost which has gone on to the next holder meanwhile: then that one has nothing.
     fn lose_successor(self: &Arc<Self>, former: &Lease, reason: LossReason) {
-        let next = self.queues.look(&former.claim.key, |queue| queue.held()).flatten();
-        let Some(next) = next.filter(|next| next.claim == former.claim) else { return };
-        let news = next.state().lose(reason);
-        if news {
-            self.after_loss(&next, reason);
+        let mut last = former.id;
+        loop {
+            let next = self.queues.look(&former.claim.key, |queue| queue.held()).flatten();
+            let Some(next) = next.filter(|next| next.claim == former.claim && next.id != last) else { return };
+            let news = next.state().lose(reason);
+            if news {
+                return self.after_loss(&next, reason);
+            }
+            // If it was handed on since the look, the next look finds the one that has it.
+            last = next.id;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Waiting in the local queue: for the head of it, for the lease itself, or for what may be said when the time is up.
 
-use std::{convert::Infallible, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use tokio::time::sleep;
 
@@ -113,15 +113,14 @@ impl Engine {
         }
     }
 
-    /// Shows those behind it that the head of the queue is polled, each time that it is.
-    pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) -> Infallible {
+    /// Shows those behind it that the head of the queue is polled, each time that it is. Ends when others went past.
+    pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) {
         let Some(seat) = seat else { return std::future::pending().await };
         let _gone = WakerGuard { engine: self, seat };
         std::future::poll_fn(|context| {
-            self.queues.touch(seat, Some(context.waker().clone()));
-            Poll::Pending
+            if self.queues.touch(seat, Some(context.waker().clone())) { Poll::Pending } else { Poll::Ready(()) }
         })
-        .await
+        .await;
     }
 }
 

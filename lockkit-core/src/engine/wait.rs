@@ -48,7 +48,7 @@ struct Acquisition<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Doubts {
     earlier: Vec<(Error, Weak<Unsettled>)>,
-    last: Option<Token>,
+    last: Option<(Token, Weak<Unsettled>)>,
 }
 
 /// What to do after one call.
@@ -59,6 +59,15 @@ enum Step {
     Again(Pause),
     /// Ask again with a new token: this one is burnt (rule R2).
     Afresh(Pause),
+    /// Others went past, because this was not polled for too long, and had its claim released.
+    Overtaken,
+}
+
+/// What came of asking the store.
+enum Asked {
+    Granted(Arc<Lease>),
+    GaveUp,
+    Overtaken,
 }
 
 /// What to wait for before asking again.
@@ -79,20 +88,38 @@ impl Engine {
         let is_possible = self.check_open().and_then(|()| self.check_backlog()).and_then(|()| self.check(ask));
         is_possible.map_err(|error| doubts.leave_open(error))?;
         let start = self.now();
-        let in_doubt = doubts.latest().is_some();
-        let seat = match self.queue_up(ask, limit, start).await.map_err(|error| doubts.leave_open(error))? {
-            LocalOutcome::Ask(seat) => seat,
-            LocalOutcome::Granted(lease) => {
-                self.note_granted(&lease, start, true);
-                return Ok(Some(lease));
+        loop {
+            let in_doubt = doubts.latest().is_some();
+            let seat = match self.queue_up(ask, limit, start).await.map_err(|error| doubts.leave_open(error))? {
+                LocalOutcome::Ask(seat) => seat,
+                LocalOutcome::Granted(lease) => {
+                    self.note_granted(&lease, start, true);
+                    return Ok(Some(lease));
+                }
+                // It may have been held by a claim of this caller when others of this process saw that.
+                LocalOutcome::Contended if in_doubt => None,
+                LocalOutcome::Contended => return Ok(None),
+            };
+            match self.ask_store(ask, limit, start, seat, doubts).await.map_err(|error| doubts.leave_open(error))? {
+                Asked::Granted(lease) => return Ok(Some(lease)),
+                Asked::GaveUp => return Ok(None),
+                Asked::Overtaken => doubts.overtaken(),
             }
-            // It may have been held by a claim of this caller when others of this process saw that.
-            LocalOutcome::Contended if in_doubt => None,
-            LocalOutcome::Contended => return Ok(None),
-        };
+        }
+    }
+
+    /// Asks the store as the head of the local queue, if there is one.
+    async fn ask_store(
+        self: &Arc<Self>,
+        ask: &Ask,
+        limit: Limit,
+        start: Moment,
+        seat: Option<Seat>,
+        doubts: &mut Doubts,
+    ) -> Result<Asked> {
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
-        self.check_open().map_err(|error| doubts.leave_open(error))?;
+        self.check_open()?;
         if seat.is_some() {
             let now = self.now();
             let keep_back = self.queues.yielded(&ask.key, now);
@@ -116,23 +143,25 @@ impl Engine {
             doubts,
             asked_again_until: None,
         };
-        let hold = tokio::select! {
+        let end = tokio::select! {
             biased;
-            hold = asking.run() => hold,
+            // First: one that was overtaken goes on with nothing, for its claim was released, and what it asks for after that stays.
+            () = self.stay_at_head(seat.as_ref()) => Ok(Step::Overtaken),
+            end = asking.run() => end,
             // A request may be under way.
             () = closing => Err(closed().unknown_effect()),
-            never = self.stay_at_head(seat.as_ref()) => match never {},
         };
         let asked_again_until = asking.asked_again_until;
-        match hold.map_err(|error| doubts.leave_open(error))? {
-            Some(hold) => {
+        Ok(match end? {
+            Step::Done(hold) => {
                 let lease = self.admit(hold, ask.terms, seat);
                 lease.state().asked_again_until = asked_again_until;
                 self.note_granted(&lease, start, false);
-                Ok(Some(lease))
+                Asked::Granted(lease)
             }
-            None => Ok(None),
-        }
+            Step::Overtaken => Asked::Overtaken,
+            Step::GiveUp | Step::Again(_) | Step::Afresh(_) => Asked::GaveUp,
+        })
     }
 
     /// Refuses what this store can't do, before anything is sent.
@@ -180,12 +209,11 @@ impl Engine {
 }
 
 impl Acquisition<'_> {
-    async fn run(&mut self) -> Result<Option<Hold>> {
+    async fn run(&mut self) -> Result<Step> {
         loop {
             match self.with_one_token().await? {
-                Step::Done(hold) => return Ok(Some(hold)),
-                Step::GiveUp => return Ok(None),
                 Step::Again(pause) | Step::Afresh(pause) => self.pause(pause, None).await,
+                end => return Ok(end),
             }
         }
     }
@@ -196,10 +224,10 @@ impl Acquisition<'_> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
         let mut undo = self.engine.undo(&claim, self.lasts());
         self.engine.check_open()?;
-        self.doubts.last = Some(claim.token);
+        self.doubts.last = Some((claim.token, undo.unsettled()));
         loop {
             let sent = self.engine.now();
-            let Some(span) = self.span(claim.token) else { return Ok(self.overtaken(&undo)) };
+            let Some(span) = self.span(claim.token) else { return Ok(Step::Overtaken) };
             let request = self.request(claim.clone(), span, sent);
             let doubt = self.doubts.latest();
             undo.arm();
@@ -243,15 +271,6 @@ impl Acquisition<'_> {
         self.engine.queues.at(seat, |queue, _| queue.asks(asked, times))
     }
 
-    /// Others went past, because this was not polled for too long, and had its claim released: its token is burnt.
-    fn overtaken(&mut self, undo: &Undo<'_>) -> Step {
-        if undo.is_armed() {
-            self.doubts.add(&late_grant(), undo);
-        }
-        self.seat = None;
-        Step::Afresh(Pause::For(Duration::ZERO))
-    }
-
     fn request(&self, claim: Claim, span: u32, now: Moment) -> AcquireRequest {
         AcquireRequest {
             claim,
@@ -286,7 +305,7 @@ impl Acquisition<'_> {
                     if self.seat.is_some_and(|seat| {
                         self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)).is_none()
                     }) {
-                        return Ok(self.overtaken(undo));
+                        return Ok(Step::Overtaken);
                     }
                     self.asked_again_until = undo.granted();
                     return Ok(Step::Done(hold));
@@ -388,6 +407,11 @@ impl Doubts {
         self.earlier.push((error.clone(), undo.unsettled()));
     }
 
+    /// The last claim was given up, because others went past.
+    fn overtaken(&mut self) {
+        self.earlier.extend(self.last.iter().map(|(_, unsettled)| (late_grant(), Weak::clone(unsettled))));
+    }
+
     /// Says of an error what is true of all that the caller asked for.
     fn leave_open(&mut self, error: Error) -> Error {
         if self.latest().is_some() { error.unknown_effect() } else { error }
@@ -400,7 +424,7 @@ impl Doubts {
 
     /// The token of the last claim that was asked for, whatever became of it.
     pub(crate) fn last_token(&self) -> Option<Token> {
-        self.last
+        self.last.as_ref().map(|(token, _)| *token)
     }
 }
 
