@@ -65,7 +65,7 @@ impl Owed {
 
     /// The same at a node of which it may not be known whether it granted the claim.
     pub(crate) fn at(entry: &Entry, node: usize) -> Self {
-        Self::new(entry, entry.is_granted_at(node) && !entry.is_in_doubt(node))
+        Self::new(entry, entry.is_granted_at(node) && !entry.in_doubt.contains(node))
     }
 }
 

@@ -39,8 +39,14 @@ pub(crate) struct Entry {
     /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
     lapse: AtomicU64,
     /// The nodes that may grant it after they have answered its release: a request to them ended without an answer.
-    in_doubt: Mutex<Vec<usize>>,
+    pub(crate) in_doubt: NodeSet,
+    /// The nodes that have burnt the token (rule R2): what they undo may arrive after the next request.
+    pub(crate) burnt: NodeSet,
 }
+
+/// Nodes, by their place in the quorum.
+#[derive(Debug, Default)]
+pub(crate) struct NodeSet(Mutex<Vec<usize>>);
 
 /// What a majority granted.
 #[derive(Clone, Debug)]
@@ -121,7 +127,8 @@ impl Remembered {
             over: AtomicBool::new(false),
             grant: Mutex::default(),
             lapse: AtomicU64::new(0),
-            in_doubt: Mutex::default(),
+            in_doubt: NodeSet::default(),
+            burnt: NodeSet::default(),
         });
         entry.asked(now, request.ttl);
         self.entries.insert(request.claim.token, Arc::clone(&entry));
@@ -201,23 +208,23 @@ impl Entry {
         Moment::from_nanos(self.lapse.load(Ordering::Acquire))
     }
 
-    /// Notes that a request to a node ended without an answer, and may still be carried out there.
-    pub(crate) fn doubt(&self, node: usize) {
-        let mut in_doubt = unpoisoned(&self.in_doubt);
-        if !in_doubt.contains(&node) {
-            in_doubt.push(node);
-        }
-    }
-
-    /// Whether a node may grant it after it has answered its release.
-    pub(crate) fn is_in_doubt(&self, node: usize) -> bool {
-        unpoisoned(&self.in_doubt).contains(&node)
-    }
-
     /// Whether it is known that a node granted it.
     pub(crate) fn is_granted_at(&self, node: usize) -> bool {
         let granted = |grant: &Grant| grant.nodes[node].counts.or(grant.nodes[node].on_probation).is_some();
         unpoisoned(&self.grant).as_ref().is_some_and(granted)
+    }
+}
+
+impl NodeSet {
+    pub(crate) fn add(&self, node: usize) {
+        let mut nodes = unpoisoned(&self.0);
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+
+    pub(crate) fn contains(&self, node: usize) -> bool {
+        unpoisoned(&self.0).contains(&node)
     }
 }
 

@@ -69,7 +69,7 @@ impl<'a> OpenAttempt<'a> {
     /// Notes that a node holds the claim, or, unless that is settled, that it may come to.
     pub(crate) fn holds(&mut self, node: usize, settled: bool) {
         if !settled {
-            self.entry.doubt(node);
+            self.entry.in_doubt.add(node);
         }
         match self.may_hold.iter_mut().find(|(known, _)| *known == node) {
             Some((_, before)) => *before &= settled,
@@ -157,6 +157,9 @@ impl<'a> OpenAttempt<'a> {
             }
             Ok(Attempt::Contended(contention)) => {
                 member.note_slow(false);
+                if contention.burnt {
+                    self.entry.burnt.add(node);
+                }
                 ballot.votes.held += 1;
                 ballot.left.push(contention.retry_after.unwrap_or_default());
                 ballot.refusal.held_at.push(node);

@@ -74,7 +74,7 @@ impl Drop for Unheard {
             return;
         }
         // Noted first: either its release sees this, or this sees that it is over.
-        self.entry.doubt(self.node);
+        self.entry.in_doubt.add(self.node);
         if self.entry.is_over() {
             drop(Undo::new(&self.quorum, self.node, Owed::new(&self.entry, false)));
         }
@@ -102,7 +102,7 @@ async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Res
         Ok(Attempt::Granted(_)) => true,
         Err(error) if error.effect() == Effect::Unknown => {
             // Noted first: either its release sees this, or this sees that it is over.
-            entry.doubt(node);
+            entry.in_doubt.add(node);
             if !entry.is_over() {
                 return true;
             }

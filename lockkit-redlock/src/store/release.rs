@@ -62,7 +62,7 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         return Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown));
     }
     // If all have answered, and none may come to grant it, nothing stands against asking with the token again.
-    let is_final = |entry: &Arc<Entry>| (0..quorum.nodes.len()).all(|node| !entry.is_in_doubt(node));
+    let is_final = |entry: &Arc<Entry>| (0..quorum.nodes.len()).all(|node| !entry.in_doubt.contains(node));
     see_to(quorum, entry.filter(|entry| clean && is_final(entry)), calls, Result::is_ok);
     Ok(match outcome {
         Decision::NotHeld(reason) => Release::NotHeld(reason),
@@ -76,7 +76,7 @@ fn ask_all(quorum: &Arc<Quorum>, claim: &Claim, entry: Option<&Arc<Entry>>) -> C
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let owed = entry.map_or_else(|| quorum.owed_by_others(claim), |entry| Owed::at(entry, node));
-        let settled = entry.is_none_or(|entry| !entry.is_in_doubt(node));
+        let settled = entry.is_none_or(|entry| !entry.in_doubt.contains(node));
         let quorum = Arc::clone(quorum);
         calls.add(node, async move {
             let answer = Undo::new(&quorum, node, owed).release(settled).await;

@@ -248,7 +248,7 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
         let mut calls = Calls::with_capacity(some.len());
         for (entry, renewal) in some {
             // Never after the deadline: by then another may have had it.
-            let Some(grant) = entry.grant() else { continue };
+            let Some(grant) = entry.grant().filter(|_| !entry.burnt.contains(node)) else { continue };
             if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
                 continue;
             }

@@ -59,6 +59,7 @@ impl OpenAttempt<'_> {
                 self.holds(rendezvous, true);
                 return Some(hold.fence);
             }
+            Ok(Attempt::Contended(contention)) if contention.burnt => self.entry.burnt.add(rendezvous),
             // It keeps a place in its queue.
             Ok(Attempt::Contended(_)) if node.store().info().capability.waiting == Waiting::Queue => {
                 self.holds(rendezvous, true);

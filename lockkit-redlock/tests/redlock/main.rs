@@ -1,6 +1,7 @@
 //! Quorums when nodes fail, lag behind, forget, or disagree.
 
 mod background;
+mod burnt;
 mod deadline;
 mod doctor;
 mod down;

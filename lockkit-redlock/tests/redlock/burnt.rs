@@ -1,0 +1,93 @@
+//! Nodes that burn the token of a claim that they refuse (rule R2).
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, LockStore, MemoryStore, Release, Result, Token, store::unpoisoned,
+};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::{Alter, Altered};
+
+use crate::support::*;
+
+/// A node that burns each token that it refuses, and counts how often it is asked with such a one.
+#[derive(Debug)]
+struct Burning {
+    inner: MemoryStore,
+    burnt: Mutex<HashSet<Token>>,
+    asked_again: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl Alter for Burning {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let token = request.claim.token;
+        if unpoisoned(&self.burnt).contains(&token) {
+            self.asked_again.fetch_add(1, Ordering::SeqCst);
+        }
+        let answer = self.inner.acquire(request).await?;
+        Ok(match answer {
+            Attempt::Contended(contention) => {
+                unpoisoned(&self.burnt).insert(token);
+                Attempt::Contended(Contention { burnt: true, ..contention })
+            }
+            granted @ Attempt::Granted(_) => granted,
+        })
+    }
+}
+
+fn burning(stores: &[MemoryStore]) -> (RedlockStore, Arc<AtomicU32>) {
+    let asked_again = Arc::new(AtomicU32::new(0));
+    let node = |inner: &MemoryStore| {
+        let (inner, asked_again) = (inner.clone(), Arc::clone(&asked_again));
+        Node::new(Arc::new(Altered(Burning { inner, burnt: Mutex::default(), asked_again })))
+    };
+    let nodes = stores.iter().map(node).collect();
+    (RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum"), asked_again)
+}
+
+/// The one at which a client waits for the lock: the others are not asked by that token after it.
+#[tokio::test]
+async fn a_claim_that_a_node_burnt_while_it_waited_is_over() {
+    let stores = memories(3);
+    let (store, asked_again) = burning(&stores);
+    let (other, theirs) = (quorum(&stores), claim("a"));
+    hold(&other, &theirs).await;
+    refused_to_wait(&store, &claim("a")).await;
+    let waits = AcquireRequest { wait: TTL / 40, ..request(&claim("a")) };
+    let answer = store.acquire(&waits).await.expect("acquire");
+    assert!(matches!(&answer, Attempt::Contended(Contention { burnt: true, .. })), "{answer:?}");
+    free(&other, &theirs).await;
+    let mine = hold_in_time(&store, "a").await;
+    assert!(matches!(store.release(&mine).await.expect("release"), Release::Released { .. }));
+    assert_eq!(asked_again.load(Ordering::SeqCst), 0, "a node was asked again with a token that it had burnt");
+}
+
+/// It does not have the lease that a majority granted, and does not get it.
+#[tokio::test]
+async fn a_node_that_burnt_the_token_is_not_healed() {
+    let stores = memories(3);
+    let (store, asked_again) = burning(&stores);
+    let (theirs, mine) = (claim("a"), claim("a"));
+    hold(&stores[2], &theirs).await;
+    hold(&store, &mine).await;
+    free(&stores[2], &theirs).await;
+    assert!(is_held(&store, &mine).await);
+    // What that has to do in the background is on this thread, and waits for nothing.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(asked_again.load(Ordering::SeqCst), 0, "a node was asked again with a token that it had burnt");
+    free(&store, &mine).await;
+}
