@@ -148,6 +148,15 @@ impl Entry {
         })
     }
 
+    /// The same of a store that it is not held in; `None` if nothing is left there, or by now it is held there.
+    pub(super) fn leave(&self, side: Side) -> Option<Claim> {
+        let mut state = self.state();
+        let is_held = state.held.is_some_and(|held| held.phase.uses(side));
+        let part = state.parts.get_mut(side.index()).filter(|part| part.is_there() && !is_held)?;
+        part.left = Left::Released;
+        Some(Claim { token: part.token, ..self.claim.clone() })
+    }
+
     /// Notes that the release of `claim` was answered by a store. Its token there is not used again. While a request for it is under
     /// way, that may arrive after the release, and so is to be released once more.
     pub(super) fn released(&self, side: Side, claim: &Claim) -> Result<()> {
@@ -198,12 +207,13 @@ impl Entry {
         self.state().held
     }
 
-    /// Notes a grant, or that it goes on, unless it is over by now, or another call has taken it to a third phase since the stores were
-    /// asked: then one of them may not have it any more.
+    /// Notes a grant, or that it goes on, unless it is over by now, or another call has taken it to a third phase or released a part of it
+    /// since the stores were asked: then one of them may not have it any more.
     pub(super) fn hold(&self, held: Held, since: Option<Phase>, lapse: Option<Moment>) -> bool {
         let mut state = self.state();
         let now = state.held.map(|held| held.phase);
-        let stands = state.over.is_none() && (now == since || now == Some(held.phase));
+        let is_whole = held.phase.sides().iter().all(|side| state.parts[side.index()].left == Left::Asked);
+        let stands = state.over.is_none() && is_whole && (now == since || now == Some(held.phase));
         if stands {
             (state.held, state.lapse) = (Some(held), lapse);
         }

@@ -297,9 +297,13 @@ impl Dual {
 
     /// Releases a claim at a store; `false` if that could not be told to it in time, and something may be left.
     pub(super) async fn drop_at(&self, entry: &Entry, side: Side, bound: Duration) -> bool {
-        let claim = entry.release_at(side);
-        let answer = tokio::time::timeout(bound, self.pair.at(side).release(&claim)).await;
-        matches!(answer, Ok(Ok(_))) && entry.released(side, &claim).is_ok()
+        self.release_part(entry, side, &entry.release_at(side), bound).await
+    }
+
+    /// The same of a part whose release was noted.
+    pub(super) async fn release_part(&self, entry: &Entry, side: Side, claim: &Claim, bound: Duration) -> bool {
+        let answer = tokio::time::timeout(bound, self.pair.at(side).release(claim)).await;
+        matches!(answer, Ok(Ok(_))) && entry.released(side, claim).is_ok()
     }
 
     /// Releases what is left of some claims that are over: a store was out of reach when they ended, or the answer that one is lost

@@ -116,8 +116,10 @@ impl Dual {
         let answer = self.go_on(entry, renewal, goes_on, phase, &now)?;
         if matches!(answer, Renewed::Held(_)) {
             // What can't be told in time is told with a later renewal.
-            for side in Side::ALL.into_iter().filter(|side| !phase.uses(*side) && entry.is_at(*side)) {
-                Box::pin(self.drop_at(entry, side, aside(renewal.ttl))).await;
+            for side in Side::ALL.into_iter().filter(|side| !phase.uses(*side)) {
+                if let Some(claim) = entry.leave(side) {
+                    Box::pin(self.release_part(entry, side, &claim, aside(renewal.ttl))).await;
+                }
             }
             self.shadow_it(entry, renewal, &now);
         }

@@ -195,6 +195,37 @@ async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() ->
     Ok(())
 }
 
+/// The phase went back, and to both again, while the new store's grant was on its way: it was released there meanwhile.
+#[tokio::test]
+async fn a_grant_that_is_heard_after_its_release_is_asked_for_again() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    let (dual, _, new, mine) = world.holder().await?;
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    dual.inspect(&Query::Prefix(String::new())).await?;
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut late = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(late.as_mut()).is_pending());
+    assert!(world.is_held_at(&world.new, "x").await?, "it was granted");
+    // From here on releases come through.
+    new.before.store(true, Ordering::SeqCst);
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(!world.is_held_at(&world.new, "x").await?, "it was left behind");
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    new.is_held_up.send_replace(false);
+    // The one after it releases what may be left.
+    for answer in [late.await.remove(0), dual.renew(&renewals).await.remove(0)] {
+        assert!(matches!(&answer, Err(error) if error.is_retryable()), "{answer:?}");
+    }
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
+    Ok(())
+}
+
 /// The phase went back, and to both again, before a renewal comes to the new store.
 #[tokio::test]
 async fn a_late_answer_about_a_former_token_loses_nothing() -> Result<()> {
