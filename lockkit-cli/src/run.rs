@@ -58,7 +58,8 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 /// background runs on without it.
 ///
 /// If the lease can't be renewed, CMD and all that it started get TERM, then KILL, so that they are gone before the
-/// lease can lapse: exit status 74. The same happens if lockkit itself is killed or stands still. What may run as
+/// lease can lapse: exit status 74. The same happens if lockkit itself is killed or stands still. (If the whole machine
+/// stood still, suspended for longer than the lease, CMD may go on for a quarter of a second after it.) What may run as
 /// another user (sudo, setuid) can't be killed. A process that has lost its parents is not found if it has cleared its
 /// environment, or takes longer than a tenth of a second to load a program.
 ///
