@@ -12,7 +12,7 @@ use std::{
 use lockkit::{
     Fence, HolderInfo, LockKey, Mode, Token,
     mysql::{MySqlConfig, schema},
-    store::{AcquireRequest, Attempt, Claim, FenceRequest, LockStore, Order, Query, Renewal},
+    store::{AcquireRequest, Attempt, Claim, LockStore, Query, Renewal},
 };
 use lockkit_testkit::{
     faults::Proxy,
@@ -301,15 +301,7 @@ fn claim(name: &str) -> Claim {
 }
 
 fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: Duration::from_secs(300),
-        wait,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("fuzz"),
-        from: None,
-    }
+    AcquireRequest { wait, ..AcquireRequest::new(claim.clone(), Duration::from_secs(300), HolderInfo::new("fuzz")) }
 }
 
 #[test]

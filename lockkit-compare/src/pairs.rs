@@ -13,7 +13,7 @@ use std::{
 
 use lockkit::{
     HolderInfo, LockKey, LockStore, Mode, Token,
-    store::{AcquireRequest, Attempt, Claim, FenceRequest, Order, Release, Renewal, Renewed},
+    store::{AcquireRequest, Attempt, Claim, Release, Renewal, Renewed},
 };
 
 use crate::{meter::processor_time, stats::median};
@@ -95,15 +95,8 @@ impl Contestant {
 /// # Errors
 /// The system has no random numbers.
 pub fn request(key: LockKey) -> lockkit::Result<AcquireRequest> {
-    Ok(AcquireRequest {
-        claim: Claim { key, token: Token::random()?, mode: Mode::Exclusive },
-        ttl: TTL,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("bench@host:1234"),
-        from: None,
-    })
+    let claim = Claim { key, token: Token::random()?, mode: Mode::Exclusive };
+    Ok(AcquireRequest::new(claim, TTL, HolderInfo::new("bench@host:1234")))
 }
 
 /// How long is measured, and how often.

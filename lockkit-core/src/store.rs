@@ -154,6 +154,14 @@ pub struct AcquireRequest {
     pub from: Option<Token>,
 }
 
+impl AcquireRequest {
+    /// A try, in any order, for one fence above nothing. What else is asked for is set in the fields.
+    #[must_use]
+    pub fn new(claim: Claim, ttl: Duration, holder: HolderInfo) -> Self {
+        Self { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence: FenceRequest::default(), holder, from: None }
+    }
+}
+
 /// The order among waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {

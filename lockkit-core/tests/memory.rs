@@ -5,27 +5,16 @@ mod paused;
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, Liveness,
-    LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Capability, Claim, Clock, ErrorKind, Fence, Fencing, HolderInfo, Liveness, LockKey,
+    LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
 };
 use tokio::time::Instant;
 
 use crate::paused::paused_store;
 
 fn request(name: &str, ttl: Duration) -> AcquireRequest {
-    AcquireRequest {
-        claim: Claim {
-            key: LockKey::new(name).expect("name"),
-            token: Token::random().expect("random"),
-            mode: Mode::Exclusive,
-        },
-        ttl,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test"),
-        from: None,
-    }
+    let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("random"));
+    AcquireRequest::new(Claim { key, token, mode: Mode::Exclusive }, ttl, HolderInfo::new("test"))
 }
 
 /// However long it has waited by then.

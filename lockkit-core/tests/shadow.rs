@@ -10,8 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, FenceRequest, HolderInfo, KeyState, LockKey, LockStore,
-    MemoryStore, Mode, Order, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, HolderInfo, KeyState, LockKey, LockStore, MemoryStore,
+    Mode, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
     migrate::{Dual, Migration, Phase, Start, Tally},
 };
 use lockkit_testkit::{Alter, Altered};
@@ -112,15 +112,8 @@ async fn state(store: &MemoryStore, name: &str) -> Result<KeyState> {
 }
 
 fn request(name: &str) -> Result<AcquireRequest> {
-    Ok(AcquireRequest {
-        claim: Claim { key: LockKey::new(name)?, token: Token::random()?, mode: Mode::Exclusive },
-        ttl: TTL,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("tester"),
-        from: None,
-    })
+    let claim = Claim { key: LockKey::new(name)?, token: Token::random()?, mode: Mode::Exclusive };
+    Ok(AcquireRequest::new(claim, TTL, HolderInfo::new("tester")))
 }
 
 async fn acquire(dual: &Dual, name: &str) -> Result<Claim> {

@@ -11,8 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock,
-    LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Guard, HolderInfo, Lock, LockKey, LockStore,
+    Locker, MemoryStore, Mode, Outcome, Prefix, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::{
@@ -164,15 +164,8 @@ async fn the_request_of_one_that_died_lapses() -> Result<()> {
     let memory = MemoryStore::new();
     let held = Locker::new(memory.clone()).lock("a").acquire().await?;
     let store: Arc<dyn LockStore> = Arc::new(memory);
-    let request = AcquireRequest {
-        claim: Claim { key: LockKey::new("lockkit/yield/a")?, token: Token::random()?, mode: Mode::Exclusive },
-        ttl: Duration::from_millis(300),
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::this_process(),
-        from: None,
-    };
+    let claim = Claim { key: LockKey::new("lockkit/yield/a")?, token: Token::random()?, mode: Mode::Exclusive };
+    let request = AcquireRequest::new(claim, Duration::from_millis(300), HolderInfo::this_process());
     assert!(matches!(store.acquire(&request).await?, Attempt::Granted(_)));
     until(&held, true).await;
     until(&held, false).await;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Claim, Clock, FenceRequest, Hold, HolderInfo, KeyState, LockKey, LockStore,
-    LossReason, MemoryStore, Mode, Order, Query, Result, StoreInfo, Token, Waiting, store::unpoisoned,
+    AcquireRequest, Alarm, Attempt, Claim, Clock, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason,
+    MemoryStore, Mode, Query, Result, StoreInfo, Token, Waiting, store::unpoisoned,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -186,15 +186,7 @@ impl SimStore {
     /// When the name is bad, or the ttl not one that the store takes.
     pub async fn take_over(&self, name: &str, ttl: Duration) -> Result<Hold> {
         let claim = Claim { key: LockKey::new(name)?, token: Token::random()?, mode: Mode::Exclusive };
-        let mut request = AcquireRequest {
-            claim,
-            ttl,
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: HolderInfo::new("a stranger"),
-            from: None,
-        };
+        let mut request = AcquireRequest::new(claim, ttl, HolderInfo::new("a stranger"));
         loop {
             request.from = self.replaceable(&request.claim.key).await?;
             if request.from.is_none() {

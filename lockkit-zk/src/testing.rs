@@ -3,8 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, FenceRequest, Hold, HolderInfo, LockKey, LockStore as _, Mode, Order,
-    Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, Hold, HolderInfo, LockKey, LockStore as _, Mode, Result, Token,
 };
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -29,15 +28,7 @@ pub(crate) fn claim() -> Claim {
 }
 
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: Duration::from_secs(20),
-        wait,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test"),
-        from: None,
-    }
+    AcquireRequest { wait, ..AcquireRequest::new(claim.clone(), Duration::from_secs(20), HolderInfo::new("test")) }
 }
 
 pub(crate) fn granted(answer: Result<Attempt>) -> Hold {

@@ -15,8 +15,8 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Effect, ErrorKind, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order,
-    Query, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, HolderInfo, LockKey, LockStore, Mode, Query, Renewal, Renewed,
+    Result, Token,
 };
 
 /// For how long a client is shown that was not heard of.
@@ -114,15 +114,7 @@ impl Registration {
         let home = dual.pair.at(dual.first.home);
         for _ in 0..TRIES {
             let Ok(claim) = place() else { return };
-            let request = AcquireRequest {
-                claim: claim.clone(),
-                ttl: ttl(&**home),
-                wait: Duration::ZERO,
-                order: Order::Any,
-                fence: FenceRequest::default(),
-                holder: self.describe(dual),
-                from: None,
-            };
+            let request = AcquireRequest::new(claim.clone(), ttl(&**home), self.describe(dual));
             match home.acquire(&request).await {
                 Ok(Attempt::Contended(_)) => {}
                 Err(error) if error.effect() == Effect::None => return,

@@ -22,8 +22,7 @@ use super::{
     tally::{Answer, Answers},
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Effect, FenceRequest, HolderInfo, LockStore, Order, Renewal, Renewed, Token,
-    store::unpoisoned,
+    AcquireRequest, Attempt, Claim, Effect, HolderInfo, LockStore, Renewal, Renewed, Token, store::unpoisoned,
 };
 
 /// How many leases one client has in the shadow at once, with those that it is about to give back. A store that does not answer must
@@ -164,15 +163,7 @@ impl Follower {
     }
 
     fn request(&self, ttl: Duration) -> AcquireRequest {
-        AcquireRequest {
-            claim: self.claim.clone(),
-            ttl,
-            wait: aside(ttl),
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: self.holder.clone(),
-            from: None,
-        }
+        AcquireRequest { wait: aside(ttl), ..AcquireRequest::new(self.claim.clone(), ttl, self.holder.clone()) }
     }
 
     /// Renews the lease whenever that of the old store is renewed, until that is released, or was not renewed for twice as long as it

@@ -13,8 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, KeyState,
-    LockKey, LockStore, MemoryStore, Mode, Order, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState, LockKey, LockStore,
+    MemoryStore, Mode, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
     migrate::{Dual, Migration, Phase, Start},
     store::{Record, Records, Swap},
 };
@@ -85,19 +85,8 @@ impl World {
 }
 
 pub(crate) fn request(name: &str) -> AcquireRequest {
-    AcquireRequest {
-        claim: Claim {
-            key: LockKey::new(name).expect("name"),
-            token: Token::random().expect("random"),
-            mode: Mode::Exclusive,
-        },
-        ttl: TTL,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("tester"),
-        from: None,
-    }
+    let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("random"));
+    AcquireRequest::new(Claim { key, token, mode: Mode::Exclusive }, TTL, HolderInfo::new("tester"))
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {

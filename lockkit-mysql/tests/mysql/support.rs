@@ -8,8 +8,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode,
-    Order, Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode, Release,
+    Renewal, Renewed, Result, Token,
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use lockkit_testkit::{
@@ -134,15 +134,7 @@ pub(crate) fn rival(claim: &Claim) -> Claim {
 }
 
 pub(crate) fn request(claim: &Claim) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: TTL,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test: holder"),
-        from: None,
-    }
+    AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test: holder"))
 }
 
 pub(crate) async fn attempt(store: &MySqlStore, claim: &Claim) -> Result<Attempt> {

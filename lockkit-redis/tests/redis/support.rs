@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use lockkit_core::store::join_all;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason,
-    Mode, Order, Query, Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Fence, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode, Order,
+    Query, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::{
@@ -104,15 +104,7 @@ pub(crate) fn claim(name: &str) -> Claim {
 }
 
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: TTL,
-        wait,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test: holder"),
-        from: None,
-    }
+    AcquireRequest { wait, ..AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test: holder")) }
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {

@@ -230,15 +230,14 @@ impl NodeSet {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{FenceRequest, LockKey, Mode, Order};
+    use lockkit_core::{LockKey, Mode};
 
     use super::*;
 
     fn begun(claims: &Claims, now: Moment) -> Arc<Entry> {
         let (token, ttl) = (Token::random().expect("token"), Duration::from_secs(1));
         let claim = Claim { key: LockKey::new("a").expect("name"), token, mode: Mode::Exclusive };
-        let (fence, holder) = (FenceRequest::default(), HolderInfo::new("h"));
-        let asked = AcquireRequest { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence, holder, from: None };
+        let asked = AcquireRequest::new(claim, ttl, HolderInfo::new("h"));
         let Begun::Attempt(entry) = claims.begin(&asked, now) else { panic!("it is new") };
         entry
     }

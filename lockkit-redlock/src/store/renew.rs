@@ -20,8 +20,8 @@ use crate::{
     },
 };
 use lockkit_core::{
-    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
-    Result, store::Sent,
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Renewal, Renewed, Result,
+    store::Sent,
 };
 
 /// How many leases are healed at one node side by side.
@@ -263,14 +263,9 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
     entry.lost_at(node);
     entry.asked(quorum.info.clock.now(), ttl);
     let request = AcquireRequest {
-        claim: entry.claim.clone(),
-        ttl,
-        wait: Duration::ZERO,
-        order: Order::Any,
         // Above what the lease owns, so that the node's counter is as far as those of the others.
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
-        holder: grant.holder,
-        from: None,
+        ..AcquireRequest::new(entry.claim.clone(), ttl, grant.holder)
     };
     let asked = Arc::clone(&quorum);
     let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.info.clock).await });

@@ -11,8 +11,8 @@ use std::{
 use async_trait::async_trait;
 use lockkit::redlock::RedisNodes;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore,
-    Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, SystemClock, Token,
+    AcquireRequest, Attempt, Claim, Clock, Contention, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode, Moment,
+    Query, Release, Renewal, Renewed, Result, SystemClock, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
@@ -104,15 +104,7 @@ pub(crate) fn claim(name: &str) -> Claim {
 }
 
 pub(crate) fn request(claim: &Claim) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: TTL,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test"),
-        from: None,
-    }
+    AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test"))
 }
 
 pub(crate) async fn attempt(store: &dyn LockStore, claim: &Claim) -> Result<Attempt> {

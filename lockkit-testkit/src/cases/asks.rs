@@ -9,8 +9,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Fencing, Guard, Hold, HolderInfo, KeyState, Lock,
-    LockKey, LockStore, Locker, Mode, Order, Renewal, Renewed, Token,
+    AcquireRequest, Attempt, Claim, Contention, Fencing, Guard, Hold, HolderInfo, KeyState, Lock, LockKey, LockStore,
+    Locker, Mode, Order, Renewal, Renewed, Token,
 };
 
 use super::{AGAIN, CaseResult, SLACK};
@@ -22,15 +22,8 @@ pub(super) fn locker(store: Arc<dyn LockStore>) -> Locker {
 
 /// A request that tries to get `key`.
 pub(super) fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
-    Ok(AcquireRequest {
-        claim: Claim { key: key.clone(), token: Token::random()?, mode: Mode::Exclusive },
-        ttl,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::this_process(),
-        from: None,
-    })
+    let claim = Claim { key: key.clone(), token: Token::random()?, mode: Mode::Exclusive };
+    Ok(AcquireRequest::new(claim, ttl, HolderInfo::this_process()))
 }
 
 /// The claim to ask with after a refusal: another if the store has burnt the token (rule R2).

@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason,
-    Mode, Order, Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Error, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason, Mode, Release,
+    Renewal, Renewed, Result, Token,
 };
 use lockkit_testkit::{
     faults::Proxy,
@@ -94,15 +94,7 @@ pub(crate) fn permit(limit: u32) -> Mode {
 }
 
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
-    AcquireRequest {
-        claim: claim.clone(),
-        ttl: TTL,
-        wait,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::new("test: holder"),
-        from: None,
-    }
+    AcquireRequest { wait, ..AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test: holder")) }
 }
 
 pub(crate) async fn attempt(store: &ZkStore, claim: &Claim) -> Result<Attempt> {
