@@ -7,12 +7,7 @@ use support::{Line, Redis, Running, code, complaint, eventually, lock, stdout};
 
 /// A run that holds a lock until the line says go.
 fn hold(redis: &Redis, key: &str, line: &Line) -> Running {
-    let mut command =
-        redis.run(key, &["--ttl", "60s", "--holder", "the holder"], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
-    running
+    line.start(redis.run(key, &["--ttl", "60s", "--holder", "the holder"], "exec 3>$LINE; echo up >&3; read x <$GO"))
 }
 
 #[test]

@@ -9,11 +9,7 @@ const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
 /// A run that holds the lock until it is told to go on.
 fn holding(redis: &Redis, line: &Line, options: &[&str]) -> Running {
-    let mut command = redis.run("k", options, "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
-    running
+    line.start(redis.run("k", options, "exec 3>$LINE; echo up >&3; read x <$GO"))
 }
 
 fn try_run(redis: &Redis, options: &[&str]) -> i32 {

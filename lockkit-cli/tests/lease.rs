@@ -103,10 +103,7 @@ fn what_has_cleared_its_environment_is_gone_in_time_too() {
         loop='trap "" TERM HUP; : >$LINE.alive; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done'
         setsid -w env -i LINE="$LINE" sh -c "$loop"
     "#;
-    let mut command = redis.run("k", &["--ttl", "3s"], script);
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "3s"], script));
     let ends = by_the_clock(redis.freeze_while_held("k", Duration::from_secs(3)));
     line.end();
     assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
@@ -118,10 +115,7 @@ fn cmd_may_end_in_good_order() {
     let redis = Redis::start();
     let line = Line::new();
     let script = "exec 2>/dev/null 3>$LINE; trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
-    let mut command = redis.run("k", &["--ttl", "3s"], script);
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "3s"], script));
     redis.freeze();
     assert_eq!(line.end().0, "bye\n");
     assert_eq!(code(&running.end()), 74);
@@ -134,10 +128,7 @@ fn what_cmd_started_may_end_in_good_order_after_cmd() {
     let line = Line::new();
     let worker = "trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
     let script = format!("exec 2>/dev/null 3>$LINE; sh -c \"{worker}\"; true");
-    let mut command = redis.run("k", &["--ttl", "6s"], &script);
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "6s"], &script));
     redis.freeze();
     assert_eq!(line.end().0, "bye\n");
     let output = running.end();
@@ -149,10 +140,7 @@ fn what_cmd_started_may_end_in_good_order_after_cmd() {
 fn a_short_outage_is_survived() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--ttl", "5s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 8");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "5s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 8"));
     redis.await_renewal("k");
     redis.freeze();
     // Past the renewal that is due after a third of the ttl. That nothing happens can't be awaited.
@@ -193,10 +181,7 @@ fn a_lock_in_other_hands_stops_cmd_and_stays_there() {
 fn a_loss_that_is_found_at_the_end_is_said() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 0");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 0"));
     redis.command(&["DEL", &lock("k")]);
     line.go();
     let output = running.end();
@@ -297,10 +282,7 @@ fn cmd_does_not_outlive_its_grace_when_lockkit_is_stopped_after_a_loss() {
         exec 2>/dev/null 3>$LINE
         trap 'echo term >&3' TERM; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done
     "#;
-    let mut command = redis.run("k", &["--ttl", "30s"], script);
-    line.give(&mut command);
-    let mut running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let mut running = line.start(redis.run("k", &["--ttl", "30s"], script));
     let who = redis.who("k");
     let token = who["holders"][0]["token"].as_str().unwrap();
     assert!(redis.lockkit(&["break", "k", "--token", token]).output().unwrap().status.success());
@@ -333,10 +315,8 @@ fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
     // Ctrl-Z stops lockkit and CMD; when the job goes on, CMD must not have lived to see it.
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo up >&3; kill -STOP $$; echo woke >&3");
-    line.give(&mut command);
-    let mut running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let mut running =
+        line.start(redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo up >&3; kill -STOP $$; echo woke >&3"));
     running.signal("STOP");
     assert_eq!(line.end().0, "");
     running.signal("CONT");

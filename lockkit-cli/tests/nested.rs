@@ -54,10 +54,8 @@ fn the_lease_is_kept_as_long_as_a_nested_run_needs_it() {
     );
     let started = line.path().with_extension("started");
     assert!(std::process::Command::new("mkfifo").arg(&started).status().unwrap().success());
-    let mut command = redis.run("k", &["--ttl", "3s"], &script.replace("$LINE.started", started.to_str().unwrap()));
-    line.give(&mut command);
-    let mut outer = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let mut outer =
+        line.start(redis.run("k", &["--ttl", "3s"], &script.replace("$LINE.started", started.to_str().unwrap())));
     std::fs::write(&started, "go\n").unwrap();
     // The outer CMD ends now. Two renewals later its lease must still be there.
     redis.await_renewal("k");
@@ -102,10 +100,7 @@ fn what_is_held_on_another_store_is_not_borrowed() {
 fn a_forged_or_stale_environment_opens_nothing() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; echo $LOCKKIT_HELD >&3; read x <$GO");
-    line.give(&mut command);
-    let holder = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let holder = line.start(redis.run("k", &[], "exec 3>$LINE; echo up >&3; echo $LOCKKIT_HELD >&3; read x <$GO"));
     let held = line.hear();
     // A token that is not the holder's, at a desk that is there.
     let mut parts: Vec<_> = held.split(':').collect();
@@ -128,10 +123,7 @@ fn a_nested_run_is_stopped_with_the_lease() {
     let stubborn =
         "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- setsid -w sh -c '{stubborn}'; exit $?");
-    let mut command = redis.run("k", &["--ttl", "3s"], &script);
-    line.give(&mut command);
-    let outer = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let outer = line.start(redis.run("k", &["--ttl", "3s"], &script));
     let ends = by_the_clock(redis.freeze_while_held("k", Duration::from_secs(3)));
     line.end();
     assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));

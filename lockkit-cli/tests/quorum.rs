@@ -15,7 +15,7 @@ use lockkit_testkit::{
     servers::{RedisOptions, RedisServer},
 };
 use serde_json::Value;
-use support::{Line, Running, code, complaint, complaints, lockkit, stdout};
+use support::{Line, code, complaint, complaints, lockkit, stdout};
 
 const NODES: usize = 5;
 const MINORITY: usize = 2;
@@ -196,10 +196,7 @@ async fn cmd_lives_as_long_as_a_majority(fault: Fault) {
     let line = Line::new();
     let script =
         "exec 2>/dev/null 3>$LINE; trap 'echo told >&3; exit 9' TERM; echo up >&3; while :; do sleep 0.02; done";
-    let mut command = nodes.lockkit(&["run", "--key", "k", "--ttl", "2s", "--", "sh", "-c", script]);
-    line.give(&mut command);
-    let mut running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let mut running = line.start(nodes.lockkit(&["run", "--key", "k", "--ttl", "2s", "--", "sh", "-c", script]));
     for node in 0..MINORITY {
         nodes.harm(node, fault).await;
     }

@@ -44,10 +44,7 @@ fn the_holder_is_named_after_cmd() {
     let output = redis.run("k", &[], r#"echo "$PPID""#).output().unwrap();
     assert_eq!(code(&output), 0);
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let holder = redis.who("k")["holders"][0]["holder"].as_str().unwrap().to_owned();
     assert!(holder.starts_with("sh@") && holder.contains(':'), "{holder}");
     line.go();
@@ -155,10 +152,7 @@ fn other_signals_reach_cmd_alone() {
              sh -c \"trap 'echo child >&3' {signal}; echo up >&3; read x <$GO; echo child ends >&3\" &
              wait; wait; echo cmd ends >&3; exit 4"
         );
-        let mut command = redis.run("k", &[], &script);
-        line.give(&mut command);
-        let mut running = Running::start(command);
-        assert_eq!(line.hear(), "up");
+        let mut running = line.start(redis.run("k", &[], &script));
         running.signal(signal);
         assert_eq!(line.hear(), "cmd");
         line.go();
@@ -177,9 +171,7 @@ fn what_was_ignored_stays_ignored() {
     // As nohup does.
     let mut command = ignoring("HUP", &["run", "--key", "k", "--", "sh", "-c", script]);
     command.env("LOCKKIT_STORE", redis.url());
-    line.give(&mut command);
-    let mut running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let mut running = line.start(command);
     running.signal("HUP");
     // If HUP had killed anyone, TERM would not be answered.
     running.signal("TERM");
@@ -218,10 +210,7 @@ fn an_unreachable_store_is_said_to_be() {
 fn a_release_that_fails_does_not_change_the_exit_code() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO; exit 6");
-    line.give(&mut command);
-    let running = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO; exit 6"));
     redis.kill();
     line.go();
     let output = running.end();

@@ -83,10 +83,7 @@ fn a_pipe_to_what_reads_the_terminal_works() {
 #[test]
 fn the_token_is_asked_for() {
     let (redis, line) = (Redis::start(), Line::new());
-    let mut command = redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let running = support::Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let running = line.start(redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
 
     let mut terminal = Terminal::start(&redis, &line, "$LOCKKIT break k");

@@ -24,9 +24,7 @@ fn watched(mark: &str) -> Watched {
     let line = Line::new();
     let mut work = Command::new("sh");
     work.args(["-c", "exec 3>$LINE; echo up >&3; exec sleep 600"]).env("LOCKKIT_RUNS", mark);
-    line.give(&mut work);
-    let work = Running::start(work);
-    assert_eq!(line.hear(), "up");
+    let work = line.start(work);
     let much_later = (SystemClock.now() + Duration::from_secs(600)).as_nanos().to_string();
     let mut watchdog = lockkit(&["__watch", mark, &much_later]);
     watchdog.stdin(Stdio::piped());

@@ -64,10 +64,7 @@ fn a_key_that_is_too_long_is_not_repeated() {
 fn who_waited_is_told_so() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--holder", "the first"], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let first = Running::start(command);
-    assert_eq!(line.hear(), "up");
+    let first = line.start(redis.run("k", &["--holder", "the first"], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let output = redis.run("k", &["--wait", "300ms"], "true").output().unwrap();
     assert_eq!(code(&output), 75);
     let said = complaint(&output);

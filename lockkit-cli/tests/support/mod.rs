@@ -202,6 +202,15 @@ impl Line {
         command.env("LINE", self.path()).env("GO", self.dir.path().join("go"));
     }
 
+    /// Starts a program that says here when it is up.
+    #[track_caller]
+    pub(crate) fn start(&self, mut command: Command) -> Running {
+        self.give(&mut command);
+        let running = Running::start(command);
+        assert_eq!(self.hear(), "up");
+        running
+    }
+
     /// The next line that somebody says.
     #[track_caller]
     pub(crate) fn hear(&self) -> String {
