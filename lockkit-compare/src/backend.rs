@@ -9,7 +9,7 @@ use lockkit::{
     redis::{RedisConfig, RedisStore},
     zk::{ZkConfig, ZkStore},
 };
-use lockkit_testkit::{Backend, BoxError, MemoryBackend, Server};
+use lockkit_testkit::{Backend, BoxError, MemoryBackend};
 
 /// The store at a URL, for the compliance suite; a new one if it is in this process.
 #[must_use]
@@ -20,6 +20,7 @@ pub fn backend(name: &str, url: &str, in_process: bool) -> Arc<dyn Backend> {
     }
 }
 
+/// A store in use, which is not to be harmed.
 struct Url {
     name: String,
     url: String,
@@ -53,10 +54,5 @@ impl Backend for Url {
         } else {
             None
         })
-    }
-
-    /// A store in use is not to be harmed.
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }

@@ -55,10 +55,6 @@ impl Backend for MemoryQuorum {
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
         self.open(config().clock(clock)).map(Some)
     }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
-    }
 }
 
 /// Real servers that keep their data when they are killed, but wait for no disk: one that is busy for half a second must not
@@ -123,7 +119,8 @@ enum Trouble {
     Slow(Duration),
 }
 
-/// A quorum over servers that are in trouble all the time.
+/// A quorum over servers that are in trouble all the time. It has no private one: what harms all servers does so whether or
+/// not some were in trouble before.
 #[derive(Debug)]
 struct TroubledQuorum {
     name: &'static str,
@@ -178,11 +175,6 @@ impl Backend for TroubledQuorum {
 
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
         self.connect(config().clock(clock)).await.map(Some)
-    }
-
-    /// What harms all servers does so whether or not some were in trouble before.
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }
 
@@ -301,10 +293,6 @@ impl Backend for MixedQuorum {
     }
 
     async fn open_with_clock(&self, _: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
-        Ok(None)
-    }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
         Ok(None)
     }
 }

@@ -29,11 +29,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// When the store can't be reached.
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError>;
 
-    /// Starts a private server for one case that will harm it. `None` leaves those cases out.
+    /// Starts a private server for one case that will harm it. `None`, as by default, leaves those cases out.
     ///
     /// # Errors
     /// When the server does not come up.
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError>;
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        Ok(None)
+    }
 }
 
 /// A private server that a case may harm. It is stopped when dropped.

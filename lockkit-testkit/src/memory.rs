@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore, MemoryStore};
 
-use crate::{Backend, BoxError, Server};
+use crate::{Backend, BoxError};
 
 /// The memory store under test: every client is a clone of one store.
 #[derive(Debug, Default)]
@@ -25,9 +25,5 @@ impl Backend for MemoryBackend {
 
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
         Ok(Some(Arc::new(self.store.client_with_clock(clock))))
-    }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }

@@ -11,7 +11,7 @@ use lockkit::{
     redis::{RedisConfig, RedisStore},
 };
 use lockkit_testkit::{
-    Backend, BoxError, Server,
+    Backend, BoxError,
     servers::{RedisCluster, RedisFlavor, RedisSentinels},
 };
 
@@ -56,9 +56,5 @@ impl<S: fmt::Debug + Send + Sync + 'static> Backend for ManyBackend<S> {
 
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
         Ok(Some(Arc::new(RedisStore::connect(self.config()?.clock(clock)).await?)))
-    }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }

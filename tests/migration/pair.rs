@@ -7,7 +7,7 @@ use lockkit::{
     Clock, LockStore, MemoryStore, ShiftedClock,
     migrate::{Dual, Migration, Phase, Start},
 };
-use lockkit_testkit::{Backend, BoxError, Server};
+use lockkit_testkit::{Backend, BoxError};
 
 /// The phases, and the steps that lead there.
 pub(crate) const PHASES: [(&str, &[Phase]); 4] = [
@@ -62,9 +62,5 @@ impl Backend for Pair {
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
         let client = |store: &MemoryStore| Arc::new(store.client_with_clock(Arc::clone(&clock)));
         Ok(Some(Arc::new(Dual::connect(client(&self.old), client(&self.new)).await?)))
-    }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }

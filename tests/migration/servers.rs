@@ -11,7 +11,7 @@ use lockkit::{
     zk::{ZkConfig, ZkStore},
 };
 use lockkit_testkit::{
-    Backend, BoxError, Server,
+    Backend, BoxError,
     servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
 
@@ -99,9 +99,5 @@ impl Backend for Servers {
         let old = self.old.open(Some(Arc::clone(&clock))).await?;
         let new = self.new.open(Some(clock)).await?;
         Ok(Some(Arc::new(Dual::connect(old, new).await?)))
-    }
-
-    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(None)
     }
 }
