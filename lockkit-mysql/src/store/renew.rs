@@ -165,40 +165,19 @@ impl Batch<'_> {
         bound: Bound,
         answers: &mut Answers,
     ) -> Result<Vec<usize>> {
-        if self.are_shares {
-            self.try_shares(chunk, locked, bound, answers).await
-        } else {
-            self.try_rows(chunk, locked, bound, answers).await
-        }
-    }
-
-    async fn try_shares(
-        self,
-        chunk: &[usize],
-        locked: LockedRow,
-        bound: Bound,
-        answers: &mut Answers,
-    ) -> Result<Vec<usize>> {
-        let shares: Vec<&Renewal> = chunk.iter().map(|index| &self.renewals[*index]).collect();
-        let answered = self.store.renew_shares(&shares, self.terms, locked, bound).await?;
-        let mut left = Vec::new();
-        for (index, answer) in chunk.iter().zip(answered) {
-            match answer {
-                Some(answer) => answers[*index] = Some(Ok(answer)),
-                None => left.push(*index),
+        let Self { store, renewals, terms, are_shares } = self;
+        if are_shares {
+            let shares: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
+            let answered = store.renew_shares(&shares, terms, locked, bound).await?;
+            let mut left = Vec::new();
+            for (index, answer) in chunk.iter().zip(answered) {
+                match answer {
+                    Some(answer) => answers[*index] = Some(Ok(answer)),
+                    None => left.push(*index),
+                }
             }
+            return Ok(left);
         }
-        Ok(left)
-    }
-
-    async fn try_rows(
-        self,
-        chunk: &[usize],
-        locked: LockedRow,
-        bound: Bound,
-        answers: &mut Answers,
-    ) -> Result<Vec<usize>> {
-        let Self { store, renewals, terms, .. } = self;
         let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
         let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
         let sent = store.info.clock.now();
