@@ -13,6 +13,7 @@ mod check;
 pub mod crowd;
 mod expected;
 pub mod faults;
+pub mod findings;
 mod frozen;
 pub mod history;
 mod leaks;

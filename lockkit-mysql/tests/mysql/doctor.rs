@@ -7,7 +7,10 @@ use std::{
 
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_mysql::{MySqlConfig, diagnose, schema};
-use lockkit_testkit::servers::{Keep, MySqlServer};
+use lockkit_testkit::{
+    findings::{beyond, codes, only},
+    servers::{Keep, MySqlServer},
+};
 
 use crate::support::{Ctx, claim, config, free, hold, tests};
 
@@ -42,23 +45,9 @@ async fn findings(config: &MySqlConfig) -> Vec<Finding> {
     diagnose(config).await.expect("it can be asked")
 }
 
-fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
-    findings.iter().map(|finding| (finding.severity, finding.code)).collect()
-}
-
 /// The findings beyond those of a server with the default configuration.
 async fn beyond_default(config: &MySqlConfig) -> Vec<Finding> {
-    let mut findings = findings(config).await;
-    findings.retain(|finding| !DEFAULT.contains(&(finding.severity, finding.code)));
-    findings
-}
-
-#[track_caller]
-fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
-    let [finding] = findings else { panic!("not one finding but {findings:#?}") };
-    assert_eq!((finding.severity, finding.code), (severity, code), "{finding:?}");
-    assert!(finding.in_words().contains(hint), "{finding:?}");
-    assert!(!finding.advice.is_empty());
+    beyond(findings(config).await, &DEFAULT)
 }
 
 async fn a_healthy_server_has_what_its_configuration_deserves(ctx: Arc<Ctx>) {

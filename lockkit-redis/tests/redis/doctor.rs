@@ -2,6 +2,7 @@
 
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
+use lockkit_testkit::findings::{beyond, codes, only};
 
 use crate::support::{QUEUE_PERMISSIONS, Server, claim, hold, raw};
 
@@ -21,23 +22,9 @@ pub(crate) async fn findings(config: &RedisConfig) -> Vec<Finding> {
     findings
 }
 
-pub(crate) fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
-    findings.iter().map(|finding| (finding.severity, finding.code)).collect()
-}
-
 /// The findings beyond those of a server with the default configuration.
 async fn beyond_default(config: &RedisConfig) -> Vec<Finding> {
-    let mut findings = findings(config).await;
-    findings.retain(|finding| !DEFAULT.contains(&(finding.severity, finding.code)));
-    findings
-}
-
-#[track_caller]
-pub(crate) fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
-    let [finding] = findings else { panic!("not one finding but {findings:#?}") };
-    assert_eq!((finding.severity, finding.code), (severity, code), "{finding:?}");
-    assert!(finding.in_words().contains(hint), "{finding:?}");
-    assert!(!finding.advice.is_empty());
+    beyond(findings(config).await, &DEFAULT)
 }
 
 #[tokio::test]

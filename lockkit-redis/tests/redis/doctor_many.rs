@@ -4,10 +4,13 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
-use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisSentinels, RedisServer};
+use lockkit_testkit::{
+    findings::{codes, only},
+    servers::{RedisCluster, RedisOptions, RedisSentinels, RedisServer},
+};
 
 use crate::{
-    doctor::{codes, findings, only},
+    doctor::findings,
     support::{QUEUE_PERMISSIONS, RedisServerAt, claim, flavor, hold},
 };
 

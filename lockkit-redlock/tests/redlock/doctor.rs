@@ -6,7 +6,10 @@ use lockkit::redlock::{RedisNodes, diagnose};
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::RedlockConfig;
-use lockkit_testkit::servers::{Persistence, RedisOptions, RedisServer};
+use lockkit_testkit::{
+    findings::{beyond, codes, only},
+    servers::{Persistence, RedisOptions, RedisServer},
+};
 
 use crate::support::Cluster;
 
@@ -30,22 +33,8 @@ async fn findings(nodes: &RedisNodes) -> Vec<Finding> {
     findings
 }
 
-fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
-    findings.iter().map(|finding| (finding.severity, finding.code)).collect()
-}
-
 async fn beyond_default(nodes: &RedisNodes) -> Vec<Finding> {
-    let mut findings = findings(nodes).await;
-    findings.retain(|finding| !DEFAULT.contains(&(finding.severity, finding.code)));
-    findings
-}
-
-#[track_caller]
-fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
-    let [finding] = findings else { panic!("not one finding but {findings:#?}") };
-    assert_eq!((finding.severity, finding.code), (severity, code), "{finding:?}");
-    assert!(finding.in_words().contains(hint), "{finding:?}");
-    assert!(!finding.advice.is_empty());
+    beyond(findings(nodes).await, &DEFAULT)
 }
 
 fn at(servers: &[&RedisServer]) -> RedisNodes {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use lockkit_core::{ErrorKind, Finding, Severity};
-use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
+use lockkit_testkit::{
+    findings::{beyond, codes, only},
+    servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor},
+};
 use lockkit_zk::{ZkConfig, diagnose};
 use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
@@ -23,23 +26,9 @@ async fn findings(config: &ZkConfig) -> Vec<Finding> {
     diagnose(config).await.expect("it can be asked")
 }
 
-fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
-    findings.iter().map(|finding| (finding.severity, finding.code)).collect()
-}
-
 /// The findings beyond those of a server with the default configuration.
 async fn beyond_default(config: &ZkConfig) -> Vec<Finding> {
-    let mut findings = findings(config).await;
-    findings.retain(|finding| !DEFAULT.contains(&(finding.severity, finding.code)));
-    findings
-}
-
-#[track_caller]
-fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
-    let [finding] = findings else { panic!("not one finding but {findings:#?}") };
-    assert_eq!((finding.severity, finding.code), (severity, code), "{finding:?}");
-    assert!(finding.in_words().contains(hint), "{finding:?}");
-    assert!(!finding.advice.is_empty());
+    beyond(findings(config).await, &DEFAULT)
 }
 
 async fn make(raw: &Client, path: &str, acls: Acls<'_>) {
