@@ -96,11 +96,7 @@ async fn waiters_are_woken_wherever_the_lock_is() {
         hold(&store, &mine).await;
         let (waiter, wanted) = (Arc::clone(&other), request(&claim(name), TTL));
         let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
-        eventually_async("a subscription", async || {
-            let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
-            states[0].waiters == Some(1)
-        })
-        .await;
+        until_one_waits(&store, &mine).await;
         let start = Instant::now();
         assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
         granted(waiting.await.expect("task").expect("acquire"));
@@ -118,11 +114,7 @@ async fn a_moved_slot_is_followed() {
     let before = hold(&store, &mine).await;
     let (waiter, wanted) = (Arc::clone(&other), request(&claim("a"), TTL));
     let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
-    eventually_async("a subscription", async || {
-        let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
-        states[0].waiters == Some(1)
-    })
-    .await;
+    until_one_waits(&store, &mine).await;
     all.move_slot(slot, from, (from + 1) % 3).await.expect("move");
     // It came along and excludes others, but only the server that granted it may renew it.
     contended(attempt(&store, &claim("a")).await.expect("acquire"));

@@ -37,11 +37,7 @@ async fn the_five_questions_are_answered() {
     assert_eq!((states[0].holders[0].fence, states[0].fence), (Some(first.fence), Some(floor)));
     let (waiter, wanted) = (Arc::clone(&other), request(&claim("a"), TTL));
     let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
-    eventually_async("a subscription", async || {
-        let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
-        states[0].waiters == Some(1)
-    })
-    .await;
+    until_one_waits(&store, &mine).await;
     assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
     let next = granted(waiting.await.expect("task").expect("acquire"));
     assert!(next.fence > floor);

@@ -104,11 +104,7 @@ async fn locks_go_round(url: &str, names: &[&str]) {
         assert_eq!(held(renew(&store, &renewal(&mine)).await).fence, first.fence);
         let (waiter, wanted) = (Arc::clone(&other), request(&claim(name), TTL));
         let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
-        eventually_async("a subscription", async || {
-            let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
-            states[0].waiters == Some(1)
-        })
-        .await;
+        until_one_waits(&store, &mine).await;
         let start = std::time::Instant::now();
         assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
         let next = granted(waiting.await.expect("task").expect("acquire"));
