@@ -14,7 +14,7 @@ use crate::{
     },
     store::{
         MySqlStore,
-        named_lock_queue::{NamedLock, QueueTurn, WaitOutcome},
+        named_lock_queue::{NamedLock, QueueTurn},
         order, renew,
     },
     wire::{
@@ -73,8 +73,7 @@ impl MySqlStore {
             Attempt::Contended(contention) => {
                 turn.missed();
                 // Other clients had the named lock all the time: queue again, rather than poll the row.
-                let retry_after =
-                    if queued == Some(WaitOutcome::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
+                let retry_after = if queued == Some(true) { Some(Duration::ZERO) } else { contention.retry_after };
                 Ok(Attempt::Contended(Contention { retry_after, ..contention }))
             }
         }

@@ -108,17 +108,6 @@ pub(crate) struct QueueTurn<'a> {
     done: bool,
 }
 
-/// What [`QueueTurn::wait`] led to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitOutcome {
-    /// The named lock is this store's.
-    Got,
-    /// Other clients had it for all of that time.
-    NotYet,
-    /// There is no connection to spare, or the server can't be asked.
-    No,
-}
-
 impl NamedLockQueues {
     pub(crate) fn new(table: &str, timeout: Duration, background: Arc<Background>) -> Self {
         Self {
@@ -267,27 +256,23 @@ impl QueueTurn<'_> {
         self.queues.ask(connection, statements::named_lock_holder(), &name).await.is_some()
     }
 
-    /// Waits for the named lock, for a second at most.
+    /// Waits for the named lock, for a second at most. Says whether other clients had it for all of that time; not so if there is no
+    /// connection to spare, or the server can't be asked.
     ///
     /// # Cancellation
     /// The connection is hung up when the server has answered, which takes a second at most and releases the named lock.
-    pub(crate) async fn wait(&mut self, pool: &Pool) -> WaitOutcome {
+    pub(crate) async fn wait(&mut self, pool: &Pool) -> bool {
         if self.named_lock.is_some() {
-            return WaitOutcome::Got;
+            return false;
         }
         let bound = Bound::new(LONGEST_WAIT + self.queues.timeout);
-        let Some(mut connection) = pool.spare_connection(ConnectionClass::NamedLock, bound).await else {
-            return WaitOutcome::No;
-        };
+        let Some(mut connection) = pool.spare_connection(ConnectionClass::NamedLock, bound).await else { return false };
         let name = self.queues.name(self.key);
-        match self.queues.ask(&mut connection, statements::get_named_lock(), &name).await {
-            Some(1) => {
-                self.named_lock = Some(NamedLock { name, timeout: self.queues.timeout, connection: Some(connection) });
-                WaitOutcome::Got
-            }
-            Some(_) => WaitOutcome::NotYet,
-            None => WaitOutcome::No,
+        let answer = self.queues.ask(&mut connection, statements::get_named_lock(), &name).await;
+        if answer == Some(1) {
+            self.named_lock = Some(NamedLock { name, timeout: self.queues.timeout, connection: Some(connection) });
         }
+        answer.is_some_and(|answer| answer != 1)
     }
 
     /// The row was taken: the named lock is kept until the row is released, or the lease has ended without a release.
