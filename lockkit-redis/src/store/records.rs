@@ -17,22 +17,15 @@ use crate::{
     },
 };
 
-/// What is asked of a record.
-#[derive(Clone, Copy)]
-enum Question<'a> {
-    Read,
-    Set { seen: Option<&'a Record>, new: Option<&'a Record> },
-}
-
 #[async_trait]
 impl Records for RedisStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
-        let answer = self.ask_record(name, Question::Read).await.map(|(_, found)| found);
+        let answer = self.ask_record(name, None).await.map(|(_, found)| found);
         answer.map_err(|e| e.at("read record", Some(name), &self.info.name))
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
-        let answer = self.ask_record(name, Question::Set { seen, new }).await;
+        let answer = self.ask_record(name, Some([seen, new])).await;
         let swap = answer.and_then(|(is_changed, found)| match Swap::of(found.as_ref(), seen, new) {
             None if is_changed => Ok(Swap::Done),
             Some(swap) if !is_changed => Ok(swap),
@@ -43,12 +36,13 @@ impl Records for RedisStore {
 }
 
 impl RedisStore {
-    /// Whether the record was changed, and what it was.
-    async fn ask_record(&self, name: &LockKey, question: Question<'_>) -> Result<(bool, Option<Record>)> {
+    /// Whether the record was changed, and what it was. A change is what has to be there, and what takes its place; without one
+    /// the record is read.
+    async fn ask_record(&self, name: &LockKey, change: Option<[Option<&Record>; 2]>) -> Result<(bool, Option<Record>)> {
         let key = self.names.record(name);
         let mut route = self.nodes.route(&key).await?;
         loop {
-            match self.ask_record_at(&route, &key, question).await {
+            match self.ask_record_at(&route, &key, change).await {
                 Ok(answer) => return Ok(answer),
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
@@ -59,7 +53,7 @@ impl RedisStore {
         &self,
         Route { node, asking, .. }: &Route,
         key: &str,
-        question: Question<'_>,
+        change: Option<[Option<&Record>; 2]>,
     ) -> Result<(bool, Option<Record>)> {
         let connection = node.dialer.connection().await?;
         let epoch = connection.epoch();
@@ -72,12 +66,9 @@ impl RedisStore {
         if epoch.is_none() {
             request.arg(self.names.unused());
         }
-        let mut sent = Sent::ReadOnly;
-        if let Question::Set { seen, new } = question {
-            sent = Sent::Yes;
-            for record in [seen, new] {
-                request.arg(record.map_or("", Record::as_str));
-            }
+        let sent = if change.is_some() { Sent::Yes } else { Sent::ReadOnly };
+        for record in change.into_iter().flatten() {
+            request.arg(record.map_or("", Record::as_str));
         }
         if let Some(epoch) = epoch {
             request.arg(&epoch.id);
