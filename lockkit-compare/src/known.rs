@@ -132,7 +132,8 @@ fn window() -> Window {
 }
 
 fn report(results: Results) -> Report {
-    Report::new(vec![("known".into(), results)], &Plan::new(Options::default()), Vec::new(), Duration::ZERO)
+    let plan = Plan::new(Options::default().groups(crate::Group::ALL));
+    Report::new(vec![("known".into(), results)], &plan, Vec::new(), Duration::ZERO)
 }
 
 /// The number in this row.
@@ -212,11 +213,7 @@ async fn a_lock_that_lets_two_in_shows_on_the_timeline() {
     assert!(sound.written > 10 && sound.beliefs.iter().any(|one| one.process != 0), "{sound:?}");
     let unsound = timeline(Known::LetsTwoIn).await;
     assert!(!unsound.overlaps.is_empty() && unsound.longest_overlap() > 10.0 && unsound.broken > 0, "{unsound:?}");
-    let shown = |timeline| {
-        let faults = [(Fault::Killed, timeline)].into();
-        let plan = Plan::new(Options::default().groups(crate::Group::ALL));
-        Report::new(vec![("known".into(), Results { faults, ..Results::default() })], &plan, Vec::new(), Duration::ZERO)
-    };
+    let shown = |timeline| report(Results { faults: [(Fault::Killed, timeline)].into(), ..Results::default() });
     let (sound, unsound) = (shown(sound), shown(unsound));
     assert_eq!((figure(&sound, "killed_overlaps"), &sound.verdict), (0.0, &Verdict::Sound));
     assert!(figure(&unsound, "killed_overlaps") > 0.0 && figure(&unsound, "killed_longest") > 10.0);
@@ -255,13 +252,7 @@ async fn updates_are_lost_without_a_lock_and_under_one_that_lets_two_in() {
     assert!(without > 0);
     let row = async |known| {
         let updates = Some(LostUpdates { without, under: lost(Some(known)).await });
-        let plan = Plan::new(Options::default().groups([crate::Group::Faults]));
-        Report::new(
-            vec![("known".into(), Results { updates, ..Results::default() })],
-            &plan,
-            Vec::new(),
-            Duration::ZERO,
-        )
+        report(Results { updates, ..Results::default() })
     };
     let (sound, unsound) = (row(Known::Sound).await, row(Known::LetsTwoIn).await);
     assert!(figure(&sound, "lost_without_lock") > 0.0);
