@@ -60,8 +60,6 @@ pub struct Dual {
     /// Which of the stores have been seen to be those of the record.
     is_checked: [AtomicBool; 2],
     pub(super) claims: Claims,
-    /// For each phase the first holder, and its description with the mark behind it.
-    marks: [OnceLock<(HolderInfo, HolderInfo)>; 3],
     pub(super) shadow: Shadow,
     /// Tells its [registration](Self::sign_on) that this client is no more, by being dropped.
     pub(super) signed_on: OnceLock<oneshot::Sender<()>>,
@@ -135,7 +133,6 @@ impl Dual {
             readings: Default::default(),
             is_checked,
             claims: Claims::default(),
-            marks: Default::default(),
             shadow: Shadow::new(id),
             signed_on: OnceLock::new(),
         })
@@ -271,12 +268,7 @@ impl Dual {
 
     /// A holder's description, marked as a client of this migration (rule M12).
     pub(super) fn mark(&self, holder: &HolderInfo, phase: Phase) -> HolderInfo {
-        let mark = || record::mark(holder, &self.first.id, phase);
-        // Most requests of a client are for the same holder.
-        match self.marks[phase as usize].get_or_init(|| (holder.clone(), mark())) {
-            (known, marked) if known == holder => marked.clone(),
-            _ => mark(),
-        }
+        record::mark(holder, &self.first.id, phase)
     }
 
     /// A holder's description as its client gave it.
