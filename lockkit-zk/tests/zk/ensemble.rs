@@ -33,20 +33,8 @@ async fn the_loss_of_the_leader_loses_no_lease_and_no_order() {
     let (resource, running) = (Arc::new(Resource::default()), Arc::new(AtomicBool::new(true)));
     let mut workers = Vec::new();
     for _ in 0..3 {
-        let (resource, running) = (Arc::clone(&resource), Arc::clone(&running));
-        let locker = locker(&connect(config()).await);
-        workers.push(tokio::spawn(async move {
-            while running.load(Ordering::SeqCst) {
-                let lock = locker.lock("busy").ttl(session);
-                let Ok(guard) = lock.acquire().await.inspect_err(|e| assert!(e.is_retryable(), "{e}")) else {
-                    continue;
-                };
-                if guard.is_held() {
-                    resource.work(guard.fence().get()).await;
-                }
-                drop(guard.release().await);
-            }
-        }));
+        let lock = locker(&connect(config()).await).lock("busy").ttl(session);
+        workers.push(tokio::spawn(work(lock, Arc::clone(&resource), Arc::clone(&running))));
     }
     let go_on = async || {
         let before = resource.uses.load(Ordering::SeqCst);

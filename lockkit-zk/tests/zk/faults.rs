@@ -367,19 +367,8 @@ async fn a_storm_of_cuts_loses_no_update() {
     for _ in 0..4 {
         let (store, proxy) = server.proxied(Duration::from_secs(6)).await;
         proxies.push(proxy);
-        let (resource, storm, locker) = (Arc::clone(&resource), Arc::clone(&storm), locker(&store));
-        workers.push(tokio::spawn(async move {
-            while storm.load(Ordering::SeqCst) {
-                let lock = locker.lock("a").ttl(Duration::from_secs(6));
-                let Ok(guard) = lock.acquire().await.inspect_err(|e| assert!(e.is_retryable(), "{e}")) else {
-                    continue;
-                };
-                if guard.is_held() {
-                    resource.work(guard.fence().get()).await;
-                }
-                drop(guard.release().await);
-            }
-        }));
+        let lock = locker(&store).lock("a").ttl(Duration::from_secs(6));
+        workers.push(tokio::spawn(work(lock, Arc::clone(&resource), Arc::clone(&storm))));
     }
     let until = Instant::now() + Duration::from_secs(6);
     let mut next = 0;

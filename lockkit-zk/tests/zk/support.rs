@@ -4,14 +4,14 @@ use std::{
     num::NonZeroU32,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason, Mode, Release,
-    Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Error, Hold, HolderInfo, Lock, LockKey, LockStore, Locker, LossReason, Mode,
+    Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_testkit::{
     faults::Proxy,
@@ -236,6 +236,17 @@ impl Resource {
         tokio::time::sleep(Duration::from_millis(1)).await;
         self.inside.fetch_sub(1, Ordering::SeqCst);
         self.uses.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Works under a lock again and again, for as long as that is wanted.
+pub(crate) async fn work(lock: Lock, resource: Arc<Resource>, is_wanted: Arc<AtomicBool>) {
+    while is_wanted.load(Ordering::SeqCst) {
+        let Ok(guard) = lock.acquire().await.inspect_err(|e| assert!(e.is_retryable(), "{e}")) else { continue };
+        if guard.is_held() {
+            resource.work(guard.fence().get()).await;
+        }
+        drop(guard.release().await);
     }
 }
 
