@@ -124,18 +124,19 @@ impl Hand {
         self.end(held).await
     }
 
-    /// Holds for a while, writes nothing, and asks the guard.
-    async fn stay(&mut self, key: &str, mode: Mode, held: &Held) -> Result<(), BoxError> {
+    /// Holds for a while, writes nothing, and asks the guard. Says whether it was held to the end.
+    async fn stay(&mut self, key: &str, mode: Mode, held: &Held) -> Result<bool, BoxError> {
         for _ in 0..=self.random.below(3) {
             sleep(self.random.millis(1, 12)).await;
             if self.random.below(8) == 0 {
                 held.renew(&self.recorder).await?;
             }
             if !held.ask(&self.recorder)? {
-                return Ok(());
+                return Ok(false);
             }
         }
-        self.pass(key, mode, held).await
+        self.pass(key, mode, held).await?;
+        Ok(true)
     }
 
     /// The same with an owner that acquires the lock several times, and gives its guards back in any order.
@@ -236,16 +237,9 @@ impl Hand {
     async fn use_it(&mut self, key: &str, held: &Held) -> Result<(), BoxError> {
         let fence = held.guard.fence().get();
         let (version, twin) = self.register.claim(key, fence).await?;
-        for _ in 0..=self.random.below(3) {
-            sleep(self.random.millis(1, 12)).await;
-            if self.random.below(8) == 0 {
-                held.renew(&self.recorder).await?;
-            }
-            if !held.ask(&self.recorder)? {
-                return Ok(());
-            }
+        if !self.stay(key, Mode::Exclusive, held).await? {
+            return Ok(());
         }
-        self.pass(key, Mode::Exclusive, held).await?;
         let op = self.recorder.ask(What::Write { key: key.to_owned(), fence })?;
         let admitted = self.register.write(key, fence, version, twin).await?;
         self.recorder.hear(op, if admitted { What::Written } else { What::Refused })?;
