@@ -147,17 +147,11 @@ impl Connection {
     /// once. Without it this is `false`, and the connection is not used again.
     async fn roll_back(&mut self) -> bool {
         match self.ask(|question| statements::text(order::roll_back(question)), None, Sent::ReadOnly).await {
-            Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => {}
-            Ok(_) => {
-                drop(self.out_of_step(Sent::ReadOnly));
-                return false;
-            }
-            Err(_) => {
-                self.close_if_answered();
-                return false;
-            }
+            Ok((Answer { rows, .. }, question)) if rows.len() == 1 && has_number(&rows, question) => return true,
+            Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
+            Err(_) => self.close_if_answered(),
         }
-        true
+        false
     }
 
     /// Runs statements given as text.
