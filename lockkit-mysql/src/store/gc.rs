@@ -97,7 +97,7 @@ impl Sweeper {
         };
         match removed.await {
             // The first page follows the last.
-            Ok(page) => *after = Some(page.last.unwrap_or(0)),
+            Ok((_, last)) => *after = Some(last.unwrap_or(0)),
             Err(failed) => self.off.store(!failed.is_retryable(), Ordering::Relaxed),
         }
     }
@@ -115,8 +115,8 @@ impl Sweeper {
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
-            let page = self.remove_page(&mut self.connection().await?, unused, id).await?;
-            (removed, after) = (removed + page.removed, page.last);
+            let (gone, last) = self.remove_page(&mut self.connection().await?, unused, id).await?;
+            (removed, after) = (removed + gone, last);
         }
         Ok(removed)
     }
@@ -125,8 +125,9 @@ impl Sweeper {
         self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await
     }
 
-    /// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
-    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
+    /// Removes the unused rows among those that follow an id. Says how many, and where the next page begins, if there is one. Reading
+    /// locks nothing, and removing waits for no row.
+    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<(u64, Option<u64>)> {
         let Unused { micros, never_leased } = unused;
         let read = |question| {
             self.statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE)
@@ -137,7 +138,7 @@ impl Sweeper {
         let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
         let names: Vec<&[u8]> = names.into_iter().flatten().collect();
         if names.is_empty() {
-            return Ok(Page { removed: 0, last });
+            return Ok((0, last));
         }
         let size = Size::of(names.len());
         let remove = |_| {
@@ -151,7 +152,7 @@ impl Sweeper {
             Err(busy) if error::is_row_busy(&busy) => 0,
             Err(failed) => return Err(failed),
         };
-        Ok(Page { removed, last })
+        Ok((removed, last))
     }
 
     /// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
@@ -168,13 +169,6 @@ impl Sweeper {
         }
         Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))
     }
-}
-
-/// What was found on a page.
-struct Page {
-    removed: u64,
-    /// The id of its last row; none if it is the table's last page.
-    last: Option<u64>,
 }
 
 /// A random number below this one.
