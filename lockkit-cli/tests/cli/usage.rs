@@ -1,11 +1,9 @@
 //! Bad usage and bad surroundings: the right exit code, one clear line, never a panic.
 
-mod support;
-
 use std::{fs::File, process::Stdio};
 
+use crate::support::{Redis, code, complaint, lockkit, stdout};
 use lockkit_testkit::servers::RedisOptions;
-use support::{Redis, code, complaint, lockkit, stdout};
 
 #[test]
 fn bad_usage_is_64_and_one_line() {

@@ -1,14 +1,12 @@
 //! `lockkit run`: CMD's life under a lock that is not in danger.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, ignoring, lock, lockkit, stdout};
 use lockkit_testkit::{
     faults::Proxy,
     servers::{RedisOptions, RedisServer},
 };
-use support::{Line, Redis, Running, code, complaint, complaints, eventually, ignoring, lock, lockkit, stdout};
 
 #[test]
 fn the_exit_code_passes_through() {

@@ -1,11 +1,9 @@
 //! `lockkit init` and `lockkit gc`.
 
-mod support;
-
 use std::process::{Command, Output};
 
+use crate::support::{code, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer};
-use support::{code, stdout};
 
 fn lockkit(store: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));

@@ -1,12 +1,10 @@
 //! Whatever is given in the wrong place or in the wrong way, the command repeats no part of a URL.
 
-mod support;
-
 use std::{cell::Cell, process::Command, time::Instant};
 
+use crate::support::{PATIENCE, Redis, code, complaint, lockkit, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer};
 use proptest::{prelude::*, sample::select};
-use support::{code, lockkit, stdout};
 
 /// What must not be seen of the secret, in whatever case.
 const PART: &str = "xs3cr";
@@ -175,7 +173,7 @@ fn what_is_wrong_is_said_all_the_same() {
         (&["run", "--key", "k", "--", "redis://:Xs3cr3tX@h"], "--store"),
     ] {
         let output = lockkit(args).env("LOCKKIT_STORE", "redis://127.0.0.1:1").output().unwrap();
-        let said = support::complaint(&output);
+        let said = complaint(&output);
         assert_eq!((code(&output), stdout(&output)), (64, String::new()), "{args:?} {said}");
         assert!(!said.to_lowercase().contains(PART), "{args:?} {said}");
         assert!(said.contains(hint), "{args:?} {said}");
@@ -188,7 +186,7 @@ async fn a_password_in_the_place_of_the_user_is_not_told_by_the_server_either() 
     let mysql = MySqlServer::start(MySqlOptions::default()).await.unwrap();
     let url = format!("mysql://Xs3cr3tX@{}/test", mysql.addr());
     let output = lockkit(&["ls"]).env("LOCKKIT_STORE", &url).output().unwrap();
-    let said = support::complaint(&output);
+    let said = complaint(&output);
     assert_eq!(code(&output), 69, "{said}");
     assert!(said.contains("refused the login from '") && !said.to_lowercase().contains(PART), "{said}");
     let error = lockkit::open(&url).await.expect_err("no such user");
@@ -220,13 +218,13 @@ fn children(parent: u32) -> Vec<(String, String)> {
 #[cfg(target_os = "linux")]
 #[test]
 fn what_the_command_starts_for_itself_is_told_no_url() {
-    let redis = support::Redis::start_with(lockkit_testkit::servers::RedisOptions::default().password("Xs3cr3tX"));
+    let redis = Redis::start_with(lockkit_testkit::servers::RedisOptions::default().password("Xs3cr3tX"));
     for (args, verb, least) in [
         (&["race", "--total", "100000000", "--workers", "3"][..], "__worker", 3),
         (&["run", "--key", "k", "--", "sleep", "600"], "__watch", 1),
     ] {
         let mut command = redis.lockkit(args).stdout(std::process::Stdio::null()).spawn().unwrap();
-        let until = Instant::now() + support::PATIENCE;
+        let until = Instant::now() + PATIENCE;
         let found = loop {
             // Not those that are about to become what they are started as.
             let found: Vec<_> = children(command.id()).into_iter().filter(|(args, _)| args.contains(verb)).collect();

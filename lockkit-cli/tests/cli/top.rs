@@ -1,18 +1,14 @@
 //! `lockkit top`: without a terminal, as lines of JSON, and live in a terminal, which util-linux's `script` provides.
 
-#![allow(clippy::unwrap_used)] // Clippy knows a helper of tests only by its attribute.
-
-mod support;
-
 use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command},
 };
 
+use crate::support::{Line, Redis, Running, Terminal, code, eventually, lock, lockkit, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer, ZooKeeperFlavor, ZooKeeperServer};
 use serde_json::{Value, json};
-use support::{Line, Redis, Running, Terminal, code, lock, lockkit, stdout};
 
 /// A run that holds a lock until the line says go.
 fn hold(url: &str, key: &str, line: &Line) -> Running {
@@ -224,7 +220,7 @@ fn a_terminal_that_is_gone_ends_the_view() {
     let pid = line.hear();
     terminal.await_text("held");
     drop(terminal);
-    support::eventually("the end", || !Path::new("/proc").join(&pid).exists());
+    eventually("the end", || !Path::new("/proc").join(&pid).exists());
 }
 
 #[test]

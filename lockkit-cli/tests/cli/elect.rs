@@ -1,14 +1,12 @@
 //! `lockkit elect`: candidates, their leader, and those who watch.
 
-mod support;
-
 use std::{
     fs::File,
     io::{BufRead as _, BufReader, Write as _},
     process::Command,
 };
 
-use support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
+use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 

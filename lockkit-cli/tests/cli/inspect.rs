@@ -1,9 +1,7 @@
 //! `lockkit ls`, `who` and `break`.
 
-mod support;
-
+use crate::support::{Line, Redis, Running, code, complaint, eventually, lock, stdout};
 use serde_json::json;
-use support::{Line, Redis, Running, code, complaint, eventually, lock, stdout};
 
 /// A run that holds a lock until the line says go.
 fn hold(redis: &Redis, key: &str, line: &Line) -> Running {

@@ -1,16 +1,12 @@
 //! `lockkit migrate`, as a person or a script uses it.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics says where")]
-
-mod support;
-
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Output, Stdio},
 };
 
+use crate::support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
 use serde_json::Value;
-use support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
 
 /// Two private servers, and what moves between them.
 struct Stores {

@@ -1,10 +1,8 @@
 //! A run inside a run on the same lock.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::{Line, Redis, Running, by_the_clock, code, lock, stdout};
+use crate::support::{Line, Redis, Running, by_the_clock, code, lock, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 

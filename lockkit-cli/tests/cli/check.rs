@@ -1,9 +1,5 @@
 //! `lockkit check`: on stores that are sound, on stores that are not, and when it is interrupted.
 
-#![allow(clippy::unwrap_used)] // Clippy knows a helper of tests only by its attribute.
-
-mod support;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -11,12 +7,12 @@ use std::{
     process::{Command, Output},
 };
 
+use crate::support::{Redis, Running, code, complaint, eventually, lockkit, stdout};
 use lockkit_testkit::{
     cases,
     servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
 use serde_json::Value;
-use support::{Redis, Running, code, complaint, eventually, lockkit, stdout};
 
 /// Runs all cases on a sound store, with JSON and JUnit, and compares the two.
 fn is_sound(store: &str, least: usize) -> Value {

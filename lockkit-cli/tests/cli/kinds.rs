@@ -1,9 +1,7 @@
 //! Runs that share a lock, and those that come in order.
 
-mod support;
-
+use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer, ZooKeeperFlavor, ZooKeeperServer};
-use support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 

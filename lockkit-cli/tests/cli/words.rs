@@ -1,13 +1,11 @@
 //! What the command says, and with which exit code: that it is true, and of use.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Line, Redis, Running, code, complaint, eventually, ignoring, lock, lockkit, stdout};
 use lockkit_testkit::servers::{
     MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
 };
-use support::{Line, Redis, Running, code, complaint, ignoring, lock, lockkit, stdout};
 
 #[test]
 fn a_lock_that_excludes_nobody_is_refused() {
@@ -187,7 +185,7 @@ fn what_was_ignored_does_not_interrupt() {
     let mut command = ignoring("HUP INT", &["check", "--filter", "fencing::"]);
     command.env("LOCKKIT_STORE", redis.url());
     let mut running = Running::start(command);
-    support::eventually("a case under way", || !redis.command(&["KEYS", "lockkit:lockkit-check/*"]).is_empty());
+    eventually("a case under way", || !redis.command(&["KEYS", "lockkit:lockkit-check/*"]).is_empty());
     running.signal("HUP");
     running.signal("INT");
     assert_eq!(code(&running.end()), 0);

@@ -1,10 +1,8 @@
 //! `lockkit run` in the foreground of a terminal, which util-linux's `script` provides.
 
-mod support;
-
 use std::process::Command;
 
-use support::{Line, Redis, Terminal};
+use crate::support::{Line, Redis, Terminal, code, lock};
 
 #[test]
 fn cmd_reads_from_the_terminal() {
@@ -60,7 +58,7 @@ fn a_loss_reaches_all_of_cmd_but_not_the_neighbours_in_the_group() {
     let script = format!("$LOCKKIT run --key k --ttl 1s -- sh -c \"{}\"; echo code $?", stubborn.replace('$', "\\$"));
     let terminal = Terminal::start(&redis, &line, &script);
     assert_eq!((line.hear(), line.hear()), ("up".into(), "up".into()));
-    redis.command(&["DEL", &support::lock("k")]);
+    redis.command(&["DEL", &lock("k")]);
     assert_eq!(line.end().0, "");
     let (code, screen) = terminal.end();
     // The shell that started lockkit lives on and says so.
@@ -98,5 +96,5 @@ fn the_token_is_asked_for() {
     terminal.await_text("free");
     assert_eq!(terminal.end().0, 75);
     line.go();
-    assert_eq!(support::code(&running.end()), 74);
+    assert_eq!(code(&running.end()), 74);
 }

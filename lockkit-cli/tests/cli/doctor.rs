@@ -1,17 +1,13 @@
 //! `lockkit doctor`.
 
-#![allow(clippy::unwrap_used)] // Clippy knows a helper of tests only by its attribute.
-
-mod support;
-
 use std::process::{Command, Output};
 
+use crate::support::{Redis, code, complaint, stdout};
 use lockkit_testkit::servers::{
     MySqlOptions, MySqlServer, Persistence, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
     ZooKeeperFlavor, ZooKeeperServer,
 };
 use serde_json::{Value, json};
-use support::{Redis, code, complaint, stdout};
 
 fn doctor(store: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
@@ -23,7 +19,7 @@ fn report(output: &Output) -> Value {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     for finding in report["findings"].as_array().unwrap() {
         let code = finding["code"].as_str().unwrap();
-        assert!(include_str!("../../docs/doctor.md").contains(&format!("`{code}`")), "{code} is not documented");
+        assert!(include_str!("../../../docs/doctor.md").contains(&format!("`{code}`")), "{code} is not documented");
     }
     report
 }

@@ -1,7 +1,5 @@
 //! `lockkit __watch` by itself: when it kills, and what.
 
-mod support;
-
 use std::{
     io::Write,
     os::unix::process::CommandExt,
@@ -9,8 +7,8 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{Line, Running, lockkit};
 use lockkit::{Clock, Moment, SystemClock};
-use support::{Line, Running, lockkit};
 
 /// A watchdog without a run, and something that carries its mark.
 struct Watched {

@@ -1,7 +1,5 @@
 //! `lockkit run` when the lease is in danger: CMD must be gone before it can lapse.
 
-mod support;
-
 use std::{
     fs,
     io::Write,
@@ -10,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{Clock, Moment, SystemClock};
-use rustix::process::Signal;
-use support::{
+use crate::support::{
     Line, Redis, Running, by_the_clock, code, complaint, complaints, eventually, lock, lockkit, signal_watchdog, stdout,
 };
+use lockkit::{Clock, Moment, SystemClock};
+use rustix::process::Signal;
 
 /// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
 const STUBBORN: &str = r#"
