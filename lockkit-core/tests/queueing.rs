@@ -111,7 +111,7 @@ impl Alter for Granting {
 
     async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
         if self.is_joined.swap(true, Ordering::SeqCst) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
     }

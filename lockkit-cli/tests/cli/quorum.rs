@@ -167,7 +167,7 @@ async fn compare_measures_what_is_left(group: &str, nothing: Option<&str>) {
     let nodes = Nodes::start().await;
     let dir = tempfile::tempdir().unwrap();
     let compare = || {
-        let only = ["compare", "--quick", "--only", group, "--leases", "50"];
+        let only = ["compare", "--quick", "--only", group, "--leases", "20"];
         nodes.lockkit(&only).args(["--store", &nodes.url(), "--out"]).arg(dir.path().join("out")).output().unwrap()
     };
     nodes.harm(0, Fault::Frozen).await;

@@ -42,10 +42,8 @@ impl Acquisition<'_> {
                 self.session.is_in_doubt();
             }
             None => {
-                _ = self
-                    .session
-                    .claims()
-                    .insert(*self.token, Claimed::asked(self.lock.clone(), self.request.fence.span))
+                let asked = Claimed::asked(self.lock.clone(), self.request.fence.span);
+                self.session.claims().insert(*self.token, asked);
             }
         }
         self.line_up().await
