@@ -4,6 +4,7 @@ use crate::list::Safeguard;
 
 const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
+const TURN: &str = "lockkit-core/src/engine/turn.rs";
 const ASK: &str = "lockkit-core/src/engine/ask.rs";
 const NEST: &str = "lockkit-core/src/engine/nest.rs";
 const REAPER: &str = "lockkit-core/src/engine/reaper.rs";
@@ -50,6 +51,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/tokens::a_new_token_after_the_store_burnt_one",
     },
     Safeguard {
+        name: "goes_on_overtaken",
+        does: "A head of the local queue that was overtaken asks for nothing more with its claim, which was released",
+        file: TURN,
+        code: "if «self.queues.touch(seat, Some(context.waker().clone()))» { Poll::Pending }",
+        without: "self.queues.touch(seat, Some(context.waker().clone())) || true",
+        noticed_by: "lockkit-testkit/queue::who_was_overtaken_does_not_go_on_with_what_it_had_begun",
+    },
+    Safeguard {
+        name: "behind_a_place",
+        does: "A request that was dropped is released once more if its place was granted the lock before",
+        file: REAPER,
+        code: "Self::Ordered { again, .. } if «again» => Self::Twice",
+        without: "false",
+        noticed_by: "lockkit-core/queueing::a_request_behind_the_grant_of_a_place_is_released_once_more",
+    },
+    Safeguard {
         name: "refused",
         does: "A refusal burns the token, unless the claim keeps a place in a queue",
         file: WAIT,
@@ -69,8 +86,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "earlier_requests",
         does: "An error says whether any request of an acquisition may have had an effect, not only the last one",
         file: WAIT,
-        code: "match «hold.map_err(|error| doubts.leave_open(error))»? {",
-        without: "hold",
+        code: "match «asked.map_err(|error| doubts.leave_open(error))»? {",
+        without: "asked",
         noticed_by: "lockkit-core/shutdown::what_an_acquisition_left_at_the_store_is_told_with_its_error",
     },
     Safeguard {
@@ -352,7 +369,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "told_on",
         does: "What the store says of a lease is told to the task that has it by then",
         file: RENEW,
-        code: "next.filter(|next| «next.claim == former.claim»)",
+        code: "next.filter(|next| «next.claim == former.claim» &&",
         without: "false",
         noticed_by: "lockkit-core/alarm::an_answer_reaches_the_task_that_has_the_lease_by_then",
     },

@@ -264,20 +264,20 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/dual::renewals::a_lock_that_goes_along_is_not_in_its_own_way",
     },
     Safeguard {
-        name: "moving_left_behind",
-        does: "A late renewal does not stand if another one has left a store behind meanwhile",
-        file: "lockkit-core/src/migrate/claim.rs",
-        code: "state.over.is_none() && «(now == since || now == Some(held.phase))»;",
-        without: "{ let _ = (now, since); true }",
-        noticed_by: "lockkit-core/dual::renewals::a_renewal_does_not_stand_if_the_lease_was_left_behind_meanwhile",
-    },
-    Safeguard {
         name: "moving_late_answer",
         does: "What a store says of a former token is no loss",
         file: RENEW,
         code: "if «entry.at(side) != claim» ||",
         without: "false",
         noticed_by: "lockkit-core/dual::renewals::a_late_answer_about_a_former_token_loses_nothing",
+    },
+    Safeguard {
+        name: "part_released",
+        does: "A renewal does not stand that counts on a part which was released since",
+        file: CLAIM,
+        code: "state.over.is_none() && «is_whole»;",
+        without: "true",
+        noticed_by: "lockkit-core/dual::renewals::a_grant_that_is_heard_after_its_release_is_asked_for_again",
     },
     Safeguard {
         name: "slow_reading",

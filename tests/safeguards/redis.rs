@@ -264,6 +264,15 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "None",
         noticed_by: "lockkit-zk/zk::broken::a_break_by_way_of_its_own_store_is_heard_though_its_reply_is_lost",
     },
+    // Slots that move.
+    Safeguard {
+        name: "slot_clock",
+        does: "Leases that share a lock last where its slot goes, whatever the clock of the member that granted them",
+        file: SCRIPTS,
+        code: "Script::new(&[GUARD, MARK, «include_str!(\"scripts/queue.lua\")»])",
+        without: r#"&*include_str!("scripts/queue.lua").replace("string.sub(value, -#mark) ~= mark", "false").leak()"#,
+        noticed_by: "lockkit-redis/redis::reshard::a_lease_that_is_shared_lasts_where_its_slot_goes",
+    },
     // Records, and leases that outlive their clients.
     Safeguard {
         name: "record_replicas",

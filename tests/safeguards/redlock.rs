@@ -4,6 +4,7 @@ use crate::list::Safeguard;
 
 const BACKLOG: &str = "lockkit-redlock/src/client/backlog.rs";
 const QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
+const ACQUIRE: &str = "lockkit-redlock/src/store/acquire.rs";
 const ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
@@ -32,6 +33,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "«ballot.votes.failed += 1»;\n                ballot.errors.push(member",
         without: "ballot.votes.granted += 1",
         noticed_by: "lockkit-redlock/redlock::restart::new_nodes_do_not_vote_and_say_why",
+    },
+    Safeguard {
+        name: "burnt_at_a_node",
+        does: "A node that has burnt a token is not asked for the lost lease by it",
+        file: RENEW,
+        code: "entry.grant().filter(|_| «!entry.burnt.contains(node)»)",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::burnt::a_node_that_burnt_the_token_is_not_healed",
+    },
+    Safeguard {
+        name: "burnt_at_the_rendezvous",
+        does: "A claim whose token was burnt where it waited asks no other node",
+        file: ACQUIRE,
+        code: "if «meeting.is_some_and(|node| attempt.entry.burnt.contains(node))»",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::burnt::a_claim_that_a_node_burnt_while_it_waited_is_over",
     },
     Safeguard {
         name: "no_renewal",
@@ -199,7 +216,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "unheard_node",
         does: "A release is not final at a node whose answer will not be heard",
         file: LATE,
-        code: "«self.entry.doubt(self.node)»;",
+        code: "«self.entry.in_doubt.add(self.node)»;",
         without: "_ = self.node",
         noticed_by: "lockkit-redlock/redlock::background::a_release_is_not_final_at_a_node_that_nobody_hears_out",
     },

@@ -259,6 +259,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "giver.czxid + 1000",
         noticed_by: "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers",
     },
+    Safeguard {
+        name: "span_of_a_node",
+        does: "A node says for how many fences its lease was granted, also if it was made for fewer",
+        file: ACQUIRE,
+        code: "!claimed.written || «claimed.span != self.request.fence.span»",
+        without: "false",
+        noticed_by: "lockkit-zk/zk::downgrades::the_readers_fence_lies_above_all_that_were_granted",
+    },
     // Records, and leases that outlive their clients.
     Safeguard {
         name: "record_fresh",

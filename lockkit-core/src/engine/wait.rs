@@ -100,7 +100,8 @@ impl Engine {
                 LocalOutcome::Contended if in_doubt => None,
                 LocalOutcome::Contended => return Ok(None),
             };
-            match self.ask_store(ask, limit, start, seat, doubts).await.map_err(|error| doubts.leave_open(error))? {
+            let asked = self.ask_store(ask, limit, start, seat, doubts).await;
+            match asked.map_err(|error| doubts.leave_open(error))? {
                 Asked::Granted(lease) => return Ok(Some(lease)),
                 Asked::GaveUp => return Ok(None),
                 Asked::Overtaken => doubts.overtaken(),
