@@ -155,7 +155,7 @@ pub struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// A try, in any order, for one fence above nothing. What else is asked for is set in the fields.
+    /// A try, in any order, for one fence, without a floor. What else is asked for is set in the fields.
     #[must_use]
     pub fn new(claim: Claim, ttl: Duration, holder: HolderInfo) -> Self {
         Self { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence: FenceRequest::default(), holder, from: None }

@@ -60,7 +60,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     Safeguard {
         name: "behind_a_place",
-        does: "A request that was dropped is released once more if its place was granted the lock before",
+        does: "The claim of a request that was dropped is released once more if its place was granted the lock before",
         file: REAPER,
         code: "Self::Ordered { again, .. } if «again» => Self::Twice",
         without: "false",

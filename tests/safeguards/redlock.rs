@@ -4,7 +4,6 @@ use crate::list::Safeguard;
 
 const BACKLOG: &str = "lockkit-redlock/src/client/backlog.rs";
 const QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
-const ACQUIRE: &str = "lockkit-redlock/src/store/acquire.rs";
 const ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
@@ -44,11 +43,11 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     Safeguard {
         name: "burnt_at_the_rendezvous",
-        does: "A claim whose token was burnt where it waited asks no other node",
-        file: ACQUIRE,
-        code: "if «meeting.is_some_and(|node| attempt.entry.burnt.contains(node))»",
+        does: "The node where a claim waited is not asked again if it has burnt the token",
+        file: ATTEMPT,
+        code: "if «self.entry.burnt.contains(node)» {",
         without: "false",
-        noticed_by: "lockkit-redlock/redlock::burnt::a_claim_that_a_node_burnt_while_it_waited_is_over",
+        noticed_by: "lockkit-redlock/redlock::burnt::a_node_that_burnt_the_token_while_it_was_waited_for_is_not_asked_again",
     },
     Safeguard {
         name: "no_renewal",

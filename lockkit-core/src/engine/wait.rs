@@ -88,8 +88,8 @@ impl Engine {
         let is_possible = self.check_open().and_then(|()| self.check_backlog()).and_then(|()| self.check(ask));
         is_possible.map_err(|error| doubts.leave_open(error))?;
         let start = self.now();
+        let mut in_doubt = doubts.latest().is_some();
         loop {
-            let in_doubt = doubts.latest().is_some();
             let seat = match self.queue_up(ask, limit, start).await.map_err(|error| doubts.leave_open(error))? {
                 LocalOutcome::Ask(seat) => seat,
                 LocalOutcome::Granted(lease) => {
@@ -106,6 +106,8 @@ impl Engine {
                 Asked::GaveUp => return Ok(None),
                 Asked::Overtaken => doubts.overtaken(),
             }
+            // What others have heard since the start may be of the claim that was overtaken, also when that is settled.
+            in_doubt = true;
         }
     }
 

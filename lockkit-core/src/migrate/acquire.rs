@@ -256,7 +256,7 @@ impl Dual {
         ends: &[Moment],
         now: &Confirmed,
     ) -> Result<Ended> {
-        if !entry.hold(held, self.lapse(now.at)) {
+        if !entry.hold(held, None, self.lapse(now.at)) {
             let why = "the claim was released while it was asked for";
             return Err(Error::new(ErrorKind::Unavailable, why).unknown_effect());
         }

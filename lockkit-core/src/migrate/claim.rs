@@ -207,12 +207,13 @@ impl Entry {
         self.state().held
     }
 
-    /// Notes a grant, or that it goes on, unless it is over by now, or another call has released a part of it since the stores were asked:
-    /// then one of them may not have it any more.
-    pub(super) fn hold(&self, held: Held, lapse: Option<Moment>) -> bool {
+    /// Notes a grant, or that it goes on, unless it is over by now, or another call has taken it to a third phase or released a part of it
+    /// since the stores were asked: then one of them may not have it any more.
+    pub(super) fn hold(&self, held: Held, since: Option<Phase>, lapse: Option<Moment>) -> bool {
         let mut state = self.state();
+        let now = state.held.map(|held| held.phase);
         let is_whole = held.phase.sides().iter().all(|side| state.parts[side.index()].left == Left::Asked);
-        let stands = state.over.is_none() && is_whole;
+        let stands = state.over.is_none() && is_whole && (now == since || now == Some(held.phase));
         if stands {
             (state.held, state.lapse) = (Some(held), lapse);
         }

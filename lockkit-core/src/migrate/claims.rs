@@ -174,7 +174,7 @@ mod tests {
             entry.ask_at(Side::Old).expect("nothing was asked for").granted();
             entry.end(LossReason::Gone, false);
             let held = Held { phase: Phase::Old, fence: Fence::new(1), span: 1 };
-            assert!(!entry.hold(held, None) && entry.held().is_none());
+            assert!(!entry.hold(held, None, None) && entry.held().is_none());
             claims.settle(&entry);
             assert!(claims.over(start, |of| of == claim).is_empty(), "no holder has heard of it");
             entry.hear();

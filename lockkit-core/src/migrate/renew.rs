@@ -190,7 +190,7 @@ impl Dual {
         let GoesOn { end, depth, first } = goes_on;
         entry.show_anew(renewal.holder.as_ref(), first.phase);
         let held = Held { phase, ..first };
-        if !entry.hold(held, self.lapse(now.at)) {
+        if !entry.hold(held, Some(first.phase), self.lapse(now.at)) {
             return entry.over().map(Renewed::Lost).ok_or_else(has_just_changed);
         }
         Ok(Renewed::Held(held.as_hold(&renewal.claim, self.deadline([end], now), depth)))

@@ -277,6 +277,35 @@ async fn a_renewal_does_not_stand_if_the_lease_was_left_behind_meanwhile() -> Re
     Ok(())
 }
 
+/// By then another one asks the new store for the lock again.
+#[tokio::test]
+async fn a_renewal_does_not_stand_while_another_one_takes_the_lease_along() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new, mine) = world.holder().await?;
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let (mut late, mut next) = (Box::pin(dual.renew(&renewals)), Box::pin(dual.renew(&renewals)));
+    assert!(poll_once(late.as_mut()).is_pending());
+    assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
+    // From here on releases come through, and requests do not.
+    new.before.store(true, Ordering::SeqCst);
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    dual.inspect(&Query::Prefix(String::new())).await?;
+    assert!(poll_once(next.as_mut()).is_pending());
+    assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked again");
+    new.is_held_up.send_replace(false);
+    let answer = late.await.remove(0);
+    assert!(matches!(&answer, Err(error) if error.is_retryable()), "{answer:?}");
+    let Renewed::Held(_) = next.await.remove(0)? else { panic!("it is held") };
+    assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
+    Ok(())
+}
+
 /// A store to which the first request for a lock comes after its release.
 #[derive(Debug)]
 struct Overtaken {

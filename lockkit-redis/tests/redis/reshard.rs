@@ -186,7 +186,7 @@ async fn a_waiter_whose_slot_moved_can_renew_what_it_is_granted() {
     }
 }
 
-/// The ends of leases that share a lock are moments of the clock of the member that granted them. Here that was behind.
+/// The ends of leases that share a lock are moments of the clock of the member that granted them. Here that was behind. The other one is full.
 #[tokio::test]
 async fn a_lease_that_is_shared_lasts_where_its_slot_goes() {
     let all = RedisCluster::start(flavor(), false).await.expect("servers");
@@ -200,10 +200,15 @@ async fn a_lease_that_is_shared_lasts_where_its_slot_goes() {
     let set_back = "for _, token in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do redis.call('ZINCRBY', KEYS[1], -60000, token) end";
     all.members()[0].command(&["EVAL", set_back, "1", "{460}:members:fence"]).await.expect("EVAL");
     all.move_slot(slot, 0, 1).await.expect("move");
+    let memory = async |most: &str| {
+        all.members()[1].command(&["CONFIG", "SET", "maxmemory", most]).await.expect("CONFIG");
+    };
+    memory("1").await;
     for claim in [&first, &second] {
         contended(attempt(&store, &writes).await.expect("acquire"));
         free(&store, claim).await;
     }
+    memory("0").await;
     hold(&store, &writes).await;
 }
 

@@ -35,11 +35,6 @@ pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> R
         Some(rendezvous) => attempt.wait_at(rendezvous, request).await,
         None => None,
     };
-    if meeting.is_some_and(|node| attempt.entry.burnt.contains(node)) {
-        attempt.withdraw().await;
-        let retry_after = Some(quorum.meet_again(key, &[]));
-        return Ok(Attempt::Contended(Contention { retry_after, holder: None, burnt: true }));
-    }
     // The fence granted there is above all that went before, and most likely what the others would grant next.
     let fence = opened.map_or_else(|| proposal(request), |opened| fence::exactly(opened, request.fence.span));
     let Refusal { contention, held_at } = match attempt.round(request, fence, waits).await? {

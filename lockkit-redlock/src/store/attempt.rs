@@ -83,7 +83,7 @@ impl<'a> OpenAttempt<'a> {
         let limit = quorum.config.timeout_for(request.ttl);
         let sent = quorum.info.clock.now();
         let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
-        self.ask(request, fence, sent);
+        self.ask(&mut ballot, request, fence, sent);
         self.calls.limit(limit);
         let preferred = wait.then(|| quorum.preferred(&request.claim.key)).flatten();
         let verdict = loop {
@@ -136,10 +136,15 @@ impl<'a> OpenAttempt<'a> {
         }
     }
 
-    fn ask(&mut self, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
+    fn ask(&mut self, ballot: &mut Ballot, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
         self.entry.asked(sent, request.ttl);
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
+            if self.entry.burnt.contains(node) {
+                // It was waited for there, and has refused it.
+                ballot.refused(node, Contention::default());
+                continue;
+            }
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
             self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.info.clock).await });
         }
@@ -160,12 +165,7 @@ impl<'a> OpenAttempt<'a> {
                 if contention.burnt {
                     self.entry.burnt.add(node);
                 }
-                ballot.votes.held += 1;
-                ballot.left.push(contention.retry_after.unwrap_or_default());
-                ballot.refusal.held_at.push(node);
-                if ballot.refusal.contention.holder.is_none() {
-                    ballot.refusal.contention.holder = contention.holder;
-                }
+                ballot.refused(node, contention);
             }
             Err(error) => {
                 if error.effect() == Effect::Unknown {
@@ -297,6 +297,15 @@ impl Ballot {
             refusal: Refusal::default(),
             left: Vec::new(),
             errors: NodeErrors::default(),
+        }
+    }
+
+    fn refused(&mut self, node: usize, contention: Contention) {
+        self.votes.held += 1;
+        self.left.push(contention.retry_after.unwrap_or_default());
+        self.refusal.held_at.push(node);
+        if self.refusal.contention.holder.is_none() {
+            self.refusal.contention.holder = contention.holder;
         }
     }
 

@@ -108,7 +108,13 @@ async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Res
             }
             false
         }
-        Ok(Attempt::Contended(_)) | Err(_) => return true,
+        Ok(Attempt::Contended(contention)) => {
+            if contention.burnt {
+                entry.burnt.add(node);
+            }
+            return true;
+        }
+        Err(_) => return true,
     };
     if settled && entry.is_unused() {
         quorum.stats.late_grants_released.add_one();

@@ -9,7 +9,7 @@ use crate::wire::value::Value;
 pub(crate) struct Claimed {
     /// The path of the lock.
     pub(crate) lock: String,
-    /// For how many fences its node was asked for, and says so.
+    /// For how many fences its node was asked for at first.
     pub(crate) span: u32,
     pub(crate) stage: Stage,
     /// Whether a watch tells if the node is deleted.
