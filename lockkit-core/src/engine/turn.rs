@@ -1,6 +1,6 @@
 //! Waiting in the local queue: for the head of it, for the lease itself, or for what may be said when the time is up.
 
-use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{convert::Infallible, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use tokio::time::sleep;
 
@@ -113,14 +113,27 @@ impl Engine {
         }
     }
 
-    /// Shows those behind it that the head of the queue is polled, each time that it is. Ends when others went past.
-    pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) {
+    /// Ends when others went past, which is seen before anything else each time that the head is polled. Not the first time: then it has
+    /// asked for nothing yet, and most are granted the lock at once.
+    pub(super) async fn until_overtaken(&self, seat: Option<&Seat>) {
+        let Some(seat) = seat else { return std::future::pending().await };
+        let mut is_first = true;
+        std::future::poll_fn(|_| {
+            let is_in_force = std::mem::take(&mut is_first) || self.queues.touch(seat, None);
+            if is_in_force { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+    }
+
+    /// Shows those behind it that the head of the queue is polled, each time that it is.
+    pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) -> Infallible {
         let Some(seat) = seat else { return std::future::pending().await };
         let _gone = WakerGuard { engine: self, seat };
         std::future::poll_fn(|context| {
-            if self.queues.touch(seat, Some(context.waker().clone())) { Poll::Pending } else { Poll::Ready(()) }
+            self.queues.touch(seat, Some(context.waker().clone()));
+            Poll::Pending
         })
-        .await;
+        .await
     }
 }
 

@@ -149,10 +149,11 @@ impl Engine {
         let end = tokio::select! {
             biased;
             // First: one that was overtaken goes on with nothing, for its claim was released, and what it asks for after that stays.
-            () = self.stay_at_head(seat.as_ref()) => Ok(Step::Overtaken),
+            () = self.until_overtaken(seat.as_ref()) => Ok(Step::Overtaken),
             end = asking.run() => end,
             // A request may be under way.
             () = closing => Err(closed().unknown_effect()),
+            never = self.stay_at_head(seat.as_ref()) => match never {},
         };
         let asked_again_until = asking.asked_again_until;
         Ok(match end? {
