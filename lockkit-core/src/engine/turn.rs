@@ -113,8 +113,8 @@ impl Engine {
         }
     }
 
-    /// Ends when others went past, which is seen before anything else each time that the head is polled. Not the first time: then it has
-    /// asked for nothing yet, and most are granted the lock at once.
+    /// Ends when another acquisition has overtaken the head. It looks each time that it is polled but the first: by then the head has asked
+    /// for nothing yet, and most heads are granted the lock at that first poll.
     pub(super) async fn until_overtaken(&self, seat: Option<&Seat>) {
         let Some(seat) = seat else { return std::future::pending().await };
         let mut is_first = true;

@@ -106,7 +106,7 @@ impl Engine {
                 Asked::GaveUp => return Ok(None),
                 Asked::Overtaken => doubts.overtaken(),
             }
-            // What others have heard since the start may be of the claim that was overtaken, also when that is settled.
+            // Others may have heard since the start that the lock is held, and it was by the claim that was overtaken.
             in_doubt = true;
         }
     }
@@ -148,7 +148,7 @@ impl Engine {
         };
         let end = tokio::select! {
             biased;
-            // First: one that was overtaken goes on with nothing, for its claim was released, and what it asks for after that stays.
+            // Polled first: the claim of an acquisition that was overtaken was released, and what it asked for after that would stay at the store.
             () = self.until_overtaken(seat.as_ref()) => Ok(Step::Overtaken),
             end = asking.run() => end,
             // A request may be under way.

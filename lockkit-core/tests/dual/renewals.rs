@@ -17,7 +17,7 @@ use lockkit_core::{
 };
 use lockkit_testkit::{Alter, Altered};
 
-use crate::world::{START, TTL, World, poll_once, renewal, request};
+use crate::world::{HeldUp, START, TTL, World, poll_once, renewal, request};
 
 #[tokio::test]
 async fn a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile() -> Result<()> {
@@ -195,6 +195,19 @@ async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() ->
     Ok(())
 }
 
+/// The phase goes back, so that a renewal leaves the new store, and then to both again. From here on releases come through to that store,
+/// and requests do not.
+async fn back_and_forth(world: &World, dual: &impl LockStore, new: &HeldUp, renewals: &[Renewal]) -> Result<()> {
+    new.before.store(true, Ordering::SeqCst);
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(!world.is_held_at(&world.new, "x").await?, "it was left behind");
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    Ok(())
+}
+
 /// The phase went back, and to both again, while the new store's grant was on its way: it was released there meanwhile.
 #[tokio::test]
 async fn a_grant_that_is_heard_after_its_release_is_asked_for_again() -> Result<()> {
@@ -208,14 +221,7 @@ async fn a_grant_that_is_heard_after_its_release_is_asked_for_again() -> Result<
     let mut late = Box::pin(dual.renew(&renewals));
     assert!(poll_once(late.as_mut()).is_pending());
     assert!(world.is_held_at(&world.new, "x").await?, "it was granted");
-    // From here on releases come through.
-    new.before.store(true, Ordering::SeqCst);
-    world.step(Phase::Old).await?;
-    world.clock.advance(START.fresh);
-    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
-    assert!(!world.is_held_at(&world.new, "x").await?, "it was left behind");
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
+    back_and_forth(&world, &dual, &new, &renewals).await?;
     new.is_held_up.send_replace(false);
     // The one after it releases what may be left.
     for answer in [late.await.remove(0), dual.renew(&renewals).await.remove(0)] {
@@ -261,14 +267,7 @@ async fn a_renewal_does_not_stand_if_the_lease_was_left_behind_meanwhile() -> Re
     let mut late = Box::pin(dual.renew(&renewals));
     assert!(poll_once(late.as_mut()).is_pending());
     assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
-    // From here on releases come through.
-    new.before.store(true, Ordering::SeqCst);
-    world.step(Phase::Old).await?;
-    world.clock.advance(START.fresh);
-    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
-    assert!(!world.is_held_at(&world.new, "x").await?, "it was left behind");
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
+    back_and_forth(&world, &dual, &new, &renewals).await?;
     new.is_held_up.send_replace(false);
     let answer = late.await.remove(0);
     assert!(matches!(&answer, Err(error) if error.is_retryable()), "{answer:?}");
@@ -288,13 +287,7 @@ async fn a_renewal_does_not_stand_while_another_one_takes_the_lease_along() -> R
     let (mut late, mut next) = (Box::pin(dual.renew(&renewals)), Box::pin(dual.renew(&renewals)));
     assert!(poll_once(late.as_mut()).is_pending());
     assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked");
-    // From here on releases come through, and requests do not.
-    new.before.store(true, Ordering::SeqCst);
-    world.step(Phase::Old).await?;
-    world.clock.advance(START.fresh);
-    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
+    back_and_forth(&world, &dual, &new, &renewals).await?;
     dual.inspect(&Query::Prefix(String::new())).await?;
     assert!(poll_once(next.as_mut()).is_pending());
     assert!(poll_once(pin!(new.came.notified())).is_ready(), "the new store is asked again");

@@ -141,7 +141,7 @@ impl<'a> OpenAttempt<'a> {
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
             if self.entry.burnt.contains(node) {
-                // It was waited for there, and has refused it.
+                // The claim has waited at this node, which refused it and burnt its token.
                 ballot.refused(node, Contention::default());
                 continue;
             }

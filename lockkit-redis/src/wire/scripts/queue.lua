@@ -322,7 +322,7 @@ if lone_mode then
 end
 if mark and sharing() and string.sub(value, -#mark) ~= mark then
   -- The slot came from another member, with moments of that one's clock, or this server took over. No lease outlasts the lock's key,
-  -- whose time to live moves as a duration. So all are kept for as long as that.
+  -- whose time to live `MIGRATE` moves as a duration. So all are kept for as long as that.
   -- A server that is full refuses what takes memory, unless the script has written before. This takes none, and changes nothing.
   call('HDEL', places, '')
   local left, _, now = call('PTTL', lock), clock()
