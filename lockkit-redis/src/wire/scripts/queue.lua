@@ -40,6 +40,7 @@ local call, format, max, min, ceil, match = redis.call, string.format, math.max,
 local HOUR, MOST = 3600000, 9007199254740991
 -- How many are granted the lock, or are passed by or lapsed, in one step: the server serves nobody else meanwhile.
 local STEP, PASSED = 100, 1000
+local BEYOND = 'LOCKKIT the fence counter is beyond 2^53'
 local lock, counter, members, leases, queue, places = unpack(KEYS)
 local op, me, first, may_grant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local value = call('GET', lock)
@@ -55,13 +56,48 @@ local function clock()
   return us, now
 end
 
+local function int(number)
+  return format('%.0f', number)
+end
+
+-- Moves the counter as batch.lua does. Returns the first of `span` fences; nil if there are none.
+local function next_fence(span, least)
+  local more = span - 1
+  local fence = call('INCRBY', counter, int(span)) - more
+  if fence < 1e15 or fence < least or more >= 100 then
+    local us = clock()
+    if fence < 1e15 or fence < least then
+      fence = max(fence, us, least)
+    end
+    if fence + more > MOST then
+      return nil
+    end
+    call('SET', counter, int(fence + more), 'PX', int(HOUR + max(0, ceil((fence + more - us) / 1000))))
+  end
+  return fence + more <= MOST and int(fence) or nil
+end
+
+-- As a rule nobody waits, and the lock is free, or this claim has it alone. Each run makes its functions anew, and to make all
+-- those below takes longer than this.
+if op == 'take' and not value and may_grant and call('EXISTS', queue) == 0 then
+  local mode, ttl, span, least, tail = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[11]
+  local fence = next_fence(tonumber(span), max(tonumber(least), first))
+  if not fence then
+    return redis.error_reply(BEYOND)
+  end
+  local lease = me .. ':1:' .. fence .. tail
+  call('SET', lock, mode == 'x' and lease or '#' .. mode .. ':' .. lease, 'PX', ttl)
+  return lease
+elseif op == 'end' and value and (string.sub(value, 1, 33) == me .. ':' or match(value, '^#[sp]%d*:(%x+):') == me)
+  and call('EXISTS', queue) == 0 then
+  call('DEL', lock)
+  redis.pcall('PUBLISH', lock, '')
+  return 0
+end
+
 -- When a lease ends that begins now, in ms: it lasts no less than its ttl.
 local function end_of(ttl)
   return ceil(clock() / 1000) + ttl
-end
-
-local function int(number)
-  return format('%.0f', number)
 end
 
 -- How the lock is shared; nil if it is free or held by one.
@@ -100,23 +136,6 @@ local function drop_lapsed()
   end
 end
 
--- Moves the counter as batch.lua does. Returns the first of `span` fences; nil if there are none.
-local function next_fence(span, least)
-  local more = span - 1
-  local fence = call('INCRBY', counter, int(span)) - more
-  if fence < 1e15 or fence < least or more >= 100 then
-    local us = clock()
-    if fence < 1e15 or fence < least then
-      fence = max(fence, us, least)
-    end
-    if fence + more > MOST then
-      return nil
-    end
-    call('SET', counter, int(fence + more), 'PX', int(HOUR + max(0, ceil((fence + more - us) / 1000))))
-  end
-  return fence + more <= MOST and int(fence) or nil
-end
-
 local function has_room(mode)
   if not value then
     return true
@@ -146,9 +165,7 @@ local function share(token, mode, ends, fence, lease)
 end
 
 -- Returns the lease. The counter moves before the lock is set, so an error leaves no lock. A gap is harmless.
---
--- is_alone  the lock is free, and nobody waits for it
-local function grant(token, mode, ttl, ends, span, least, tail, is_alone)
+local function grant(token, mode, ttl, ends, span, least, tail)
   -- Readers that share the lock have one number, as long as it is high enough for each. (A server that lost some data can have
   -- a group again that had ended.)
   local fence = mode == 's' and span == '1' and value and match(value, ':(%d+)@?%x*$')
@@ -157,11 +174,11 @@ local function grant(token, mode, ttl, ends, span, least, tail, is_alone)
     fence = next_fence(tonumber(span), least)
   end
   if not fence then
-    return redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
+    return redis.error_reply(BEYOND)
   end
   local lease = token .. ':1:' .. fence .. tail
-  if is_alone or mode == 'x' and not ends then
-    value = mode == 'x' and lease or '#' .. mode .. ':' .. lease
+  if mode == 'x' and not ends then
+    value = lease
     call('SET', lock, value, 'PX', ttl)
     return lease
   end
@@ -412,7 +429,7 @@ if is_other_limit(mode) then
   return -4
 end
 if may_grant and call('EXISTS', queue) == 0 and has_room(mode) then
-  return grant(me, mode, ttl, nil, span, least, tail, not value)
+  return grant(me, mode, ttl, nil, span, least, tail)
 end
 check_writable()
 if kept ~= '0' then
