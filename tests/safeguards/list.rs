@@ -20,6 +20,23 @@ pub(crate) struct Safeguard {
     pub(crate) noticed_by: &'static str,
 }
 
+/// Makes the list of one store or part. An entry says on its lines: the name and the file, what the safeguard does, the code and what
+/// replaces it (on two lines if they are long), and the test.
+macro_rules! safeguards {
+    ($($name:ident in $file:tt $does:literal $code:literal => $without:literal by $noticed_by:literal;)*) => {
+        pub(crate) const ALL: &[$crate::list::Safeguard] = &[$($crate::list::Safeguard {
+            name: stringify!($name),
+            does: $does,
+            file: $file,
+            code: $code,
+            without: $without,
+            noticed_by: $noticed_by,
+        }),*];
+    };
+}
+
+pub(crate) use safeguards;
+
 /// All safeguards.
 pub(crate) fn all() -> impl Iterator<Item = &'static Safeguard> {
     let lists = [engine::ALL, belief::ALL, redlock::ALL, redis::ALL, mysql::ALL, zookeeper::ALL, migration::ALL];
