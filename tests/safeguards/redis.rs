@@ -107,7 +107,7 @@ safeguards! {
         by "lockkit-redis/redis::failover::a_change_that_nobody_saw_is_noticed";
     full_shared in SCRIPTS
         "A full server renews readers and permits"
-        "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("call('HDEL', places, me)\n  call('HSET'", "call('HSET'"))"#
+        "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("write_nothing()\n  call('HSET'", "call('HSET'"))"#
         by "lockkit-redis/redis::full::sentinels";
     full_note in SCRIPTS
         "Who connects to a full server leaves its note there"

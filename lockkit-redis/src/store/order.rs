@@ -147,7 +147,7 @@ impl RedisStore {
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
         };
-        self.ordered.forget(&claim.token);
+        self.ordered.released(claim, &release);
         Ok(release)
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{
-    Claim, Mode, Token,
+    Claim, Mode, Release, Token,
     store::{PLACE, unpoisoned},
 };
 use tokio::time::Instant;
@@ -88,6 +88,18 @@ impl Ordered {
         drop(table);
         // Its channels are given up after the lock on the table.
         drop(left);
+    }
+
+    /// What answered the release of a claim. If the claim had nothing, a request of its own may still be on its way that gives it a place:
+    /// the next release has to find that, too.
+    pub(super) fn released(&self, claim: &Claim, release: &Release) {
+        match (release, unpoisoned(&self.table).claims.get_mut(&claim.token)) {
+            (Release::NotHeld(_), Some(stage)) => *stage = Stage::Waits { place: None, since: Instant::now() },
+            _ => {}
+        }
+        if matches!(release, Release::Released { .. }) {
+            self.forget(&claim.token);
+        }
     }
 
     pub(super) fn forget(&self, token: &Token) {

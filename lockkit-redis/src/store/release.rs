@@ -29,7 +29,7 @@ pub(crate) async fn release(store: &RedisStore, claim: &Claim) -> Result<Release
         match release_at(store, &route, claim, &lock).await {
             Ok(release) => {
                 if is_in_order {
-                    store.ordered.forget(&claim.token);
+                    store.ordered.released(claim, &release);
                 }
                 return Ok(release);
             }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lockkit_core::{AcquireRequest, ErrorKind, LockStore, Locker, Order, Outcome};
+use lockkit_core::{AcquireRequest, ErrorKind, LockStore, Locker, LossReason, Order, Outcome, Query, Release};
+use lockkit_redis::RedisStore;
 
-use crate::support::*;
+use crate::{snag::Snag, support::*};
 
 /// Many wait in one process while the server dies: all of them are told that it is away, at about the same time, and none
 /// that another has the lock.
@@ -104,4 +105,27 @@ async fn a_lease_that_shares_a_lock_lasts_no_less_than_its_ttl() {
         assert!(ends >= asked + TTL, "{:?} too early", asked + TTL - ends);
         assert_eq!(reader.release().await.expect("an answer"), Outcome::Released);
     }
+}
+
+/// A request that was given up reaches the server behind the release of its claim. The core releases such a claim again.
+#[tokio::test]
+async fn a_place_that_comes_late_is_found_by_the_next_release() {
+    /// For how long a request keeps a place, in ms. The first one for a claim asks for none.
+    const PLACE: &str = "$4\r\n6000\r\n";
+    let server = Server::start().await;
+    let snag = Snag::start(([127, 0, 0, 1], server.port()).into(), PLACE).await;
+    let store = RedisStore::from_url(&format!("redis://{}", snag.addr)).await.expect("connect");
+    let (held, waits) = (claim("a"), claim("a"));
+    let direct = server.store().await;
+    // The server knows the script from then on.
+    in_order(&direct, &held).await;
+    let asked = AcquireRequest { order: Order::Fifo, ..request(&waits, TTL) };
+    store.acquire(&asked).await.expect_err("its connection breaks");
+    let not_held = Release::NotHeld(LossReason::Taken);
+    assert_eq!(store.release(&waits).await.expect("release"), not_held);
+    snag.let_go().await;
+    until_one_waits(&direct, &held).await;
+    assert_eq!(store.release(&waits).await.expect("release"), not_held);
+    let states = direct.inspect(&Query::Keys(vec![held.key.clone()])).await.expect("inspect");
+    assert_eq!(states[0].waiters, Some(0), "its place stays");
 }

@@ -298,13 +298,11 @@ local function extend(ttl)
   settle()
 end
 
--- A server that was made a replica refuses a write, also one that changes nothing. Goes before an answer that took none: it
--- would be of what that server has, which may be old.
-local function check_writable()
-  -- With a mark, guard.lua has asked.
-  if not mark then
-    call('HDEL', places, '')
-  end
+-- A write that takes no memory, and changes nothing. A server that was made a replica refuses it: an answer that took no write would
+-- be of what that server has, which may be old. And a server that is full refuses what takes memory, unless the script has
+-- written before.
+local function write_nothing()
+  call('HDEL', places, '')
 end
 
 -- How the lock is shared by one claim alone, the token and the fence of that; nil if it is not.
@@ -340,8 +338,7 @@ end
 if mark and sharing() and string.sub(value, -#mark) ~= mark then
   -- The slot came from another member, with moments of that one's clock, or this server took over. No lease outlasts the lock's key,
   -- whose time to live `MIGRATE` moves as a duration. So all are kept for as long as that.
-  -- A server that is full refuses what takes memory, unless the script has written before. This takes none, and changes nothing.
-  call('HDEL', places, '')
+  write_nothing()
   local left, _, now = call('PTTL', lock), clock()
   local ends = int(now + (left < 0 and HOUR or left + 1))
   for _, token in ipairs(call('ZRANGE', members, 0, -1)) do
@@ -356,7 +353,7 @@ if op == 'renew' then
   local ttl, depth, tail, floor = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
   local lease = how == 'shared' and call('HGET', leases, me)
   if not lease then
-    check_writable()
+    write_nothing()
     return {value and 1 or 0}
   end
   if mark and not string.find(lease, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
@@ -364,8 +361,7 @@ if op == 'renew' then
   end
   local granted, holder = match(lease, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
   lease = me .. ':' .. depth .. ':' .. granted .. (tail == '' and holder or tail)
-  -- A server that is full refuses what takes memory, unless the script has written before. This takes none, and changes nothing.
-  call('HDEL', places, me)
+  write_nothing()
   call('HSET', leases, me, lease)
   extend(ttl)
   if floor ~= '' and tonumber(floor) > tonumber(call('GET', counter) or 0) then
@@ -413,9 +409,10 @@ if op == 'replace' then
   local fence, more = match(value or '', '^%x+:%d+:(%d+):(%d+)[@:]')
   if not fence or not may_grant or string.sub(value, 1, 33) ~= ARGV[12] .. ':'
     or mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
-    check_writable()
+    write_nothing()
     return value and {call('PTTL', lock), value, call('ZCARD', queue)} or {-2, ''}
   end
+  write_nothing()
   -- Above what that lease owns, though its counter may have lapsed. The lock's key is there until the group of readers has it.
   first, value = max(first, fence + more), false
   local lease = grant(me, mode, ttl, nil, span, least, tail)
@@ -431,7 +428,7 @@ end
 if may_grant and call('EXISTS', queue) == 0 and has_room(mode) then
   return grant(me, mode, ttl, nil, span, least, tail)
 end
-check_writable()
+write_nothing()
 if kept ~= '0' then
   local us, now = clock()
   local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]

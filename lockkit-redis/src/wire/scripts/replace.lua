@@ -42,7 +42,10 @@ if final > MOST then
   return redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
 end
 local life = (rule == 'next' and HOUR or WEEK) + max(0, ceil((final - now) / 1000))
+life = format('%.0f', life)
+-- A server that is full refuses what takes memory, unless the script has written before. This takes none.
+call('PEXPIRE', counter, life)
 -- The counter moves before the lock is set, so an error leaves the lease as it was. A gap is harmless.
-call('SET', counter, format('%.0f', final), 'PX', format('%.0f', life))
+call('SET', counter, format('%.0f', final), 'PX', life)
 call('SET', lock, head .. format('%.0f', start) .. tail, 'PX', ttl)
 return start
