@@ -37,7 +37,8 @@ const OPERATION: &str = "lock in transaction";
 ///
 /// # Errors
 /// `InvalidInput` for a name that is none; [`Unavailable`](lockkit_core::ErrorKind::Unavailable) when another
-/// transaction kept the lock for too long, upon which the transaction can go on or try again;
+/// transaction kept the lock for too long, upon which roll the transaction back: a server with `innodb_rollback_on_timeout` has
+/// done so already, and what goes on then has none of the locks that the transaction had;
 /// [`Deadlock`](lockkit_core::ErrorKind::Deadlock) when the server has rolled the transaction back to end a deadlock;
 /// others as the server's answer says.
 ///

@@ -341,8 +341,8 @@ pub(crate) fn roll_back(question: Question) -> String {
 /// The moment as a fence.
 const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CAST(@now AS DATETIME(6))) AS UNSIGNED)";
 /// What a claim gets that did not ask just now: it knows only that its place lasts. A short ttl may be over before it can ask, so
-/// that it gets a second.
-const ITS_END: &str = "CAST(@now AS DATETIME(6)) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
+/// that it gets a second. By the clock of now: the transaction may have waited for the row since its own moment.
+const ITS_END: &str = "UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
 
 /// So many lapsed claims are removed from one lock at a time.
 const CLEARED: u32 = 1000;

@@ -1,6 +1,7 @@
 //! The queue of those who ask in an order: places, turns, and what the server has to do for them.
 
 use std::{
+    num::NonZeroU32,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,16 +48,24 @@ fn reader(of: &Claim) -> Claim {
     Claim { mode: Mode::Shared, ..rival(of) }
 }
 
-/// A waiter hears of its turn by a look, which it takes every 250 ms at the slowest, and has to ask then.
+/// A waiter hears of its turn by a look, which it takes every 250 ms at the slowest, and has to ask then. The release may have waited for
+/// the row before.
 async fn a_short_ttl_leaves_time_for_the_turn(ctx: Arc<Ctx>) {
-    let (store, short) = (ctx.store().await, Duration::from_millis(400));
+    // The store that grants a permit may release it by its row alone. Another one always serves the queue.
+    let (store, other, short) = (ctx.store().await, ctx.store().await, Duration::from_millis(400));
+    let mut somebody = ctx.raw().await;
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let holder = claim();
-        let (first, second) = (Claim { mode, ..rival(&holder) }, rival(&holder));
+        let second = claim();
+        let (first, holder) = (Claim { mode, ..rival(&second) }, rival(&second));
+        let holder = Claim { mode: Mode::Permit { limit: NonZeroU32::MIN }, ..holder };
         granted(&store, &holder).await;
         waits(&store, &first, short).await;
         waits(&store, &second, TTL).await;
-        free(&store, &holder).await;
+        lock_rows(&mut somebody, &[&holder]).await;
+        tokio::join!(free(&other, &holder), async {
+            tokio::time::sleep(short * 2).await;
+            end(&mut somebody).await;
+        });
         let states = store.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
         let [next] = &states[0].holders[..] else { panic!("not one has it: {states:?}") };
         assert_eq!(next.token, Some(first.token));
