@@ -78,9 +78,9 @@ impl Migration {
     }
 
     /// The floor of the phase after this one (rule M17). On the way back there is no need of a higher one: all that was granted in both stores
-    /// was carried into that one.
+    /// was carried into that one. But a home that may lose a change that it confirmed may have been in the other phase meanwhile.
     async fn next_floor(&self, goal: Phase, record: &PhaseRecord) -> Result<Fence> {
-        if goal == record.came_from { Ok(record.floor) } else { floor(&self.pair, record).await }
+        if record.may_go(goal, record.home_is_durable) { Ok(record.floor) } else { floor(&self.pair, record).await }
     }
 
     async fn check_room(&self, goal: Phase, floor: Fence) -> Result<()> {

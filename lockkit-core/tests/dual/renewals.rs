@@ -121,6 +121,30 @@ async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Res
     Ok(())
 }
 
+/// A holder does not hear that its lease is lost before the renewal that found it has seen to others, and may release it meanwhile.
+#[tokio::test]
+async fn a_lost_lease_is_not_released_as_if_it_was_held() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new) = world.held_up().await?;
+    let (mine, other) = (request("x"), request("y"));
+    for request in [&mine, &other] {
+        let Attempt::Granted(_) = dual.acquire(request).await? else { panic!("the lock is free") };
+        assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
+    }
+    assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
+    // What is left of the other one is cleared up by the next call.
+    new.releases_only.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut renewing = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(renewing.as_mut()).is_pending());
+    new.is_held_up.send_replace(false);
+    let released = dual.release(&mine.claim).await?;
+    assert!(matches!(released, Release::NotHeld(_)), "{released:?}: the old store had it no more");
+    Ok(())
+}
+
 /// Renewals of one claim, as nested acquisitions make them: those that began before it was taken along do not take it along again.
 #[tokio::test]
 async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Result<()> {

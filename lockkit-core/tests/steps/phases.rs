@@ -49,11 +49,8 @@ async fn only_a_step_back_goes_without_a_drain() -> Result<()> {
     assert_eq!(drained(Phase::Both).await?.0, Duration::ZERO);
     // The home is a store that may lose what it confirmed: so even the step back waits (rule M16).
     let (whole, old) = drained(Phase::Old).await?;
-    assert_eq!(
-        (whole, old.floor),
-        (old.drain(), Fence::NONE),
-        "what was granted in both was carried into the old store"
-    );
+    assert_eq!(whole, old.drain());
+    assert!(old.floor > Fence::NONE, "the new store may have been used alone, and the home have lost that");
     assert_eq!(drained(Phase::Both).await?.0, Duration::ZERO);
     let (whole, new) = drained(Phase::New).await?;
     assert_eq!(whole, new.drain());
