@@ -1,6 +1,10 @@
 //! The signals that this process answers.
 
-use std::{future::poll_fn, io, task::Poll};
+use std::{
+    future::poll_fn,
+    io,
+    task::{Context, Poll, Waker},
+};
 
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,6 +43,13 @@ impl Signals {
             self.end = Some(signal);
         }
         signal
+    }
+
+    /// A signal that has arrived already, of those that end what has not begun: all but USR1 and USR2.
+    pub(crate) fn arrived_end(&mut self) -> Option<Signal> {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut ends = self.streams.iter_mut().filter(|(which, _)| !matches!(*which, Signal::USR1 | Signal::USR2));
+        ends.find_map(|(which, stream)| stream.poll_recv(&mut context).is_ready().then_some(*which))
     }
 
     /// The last signal that arrived of those which always ask a program to end.

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     kind::Kind,
-    lender::LeaseLoan,
+    lender::{Asked, LeaseLoan},
     margins::Margins,
     nest::{Enclosing, Entry},
     notify::RenewalNotify,
@@ -62,13 +62,22 @@ pub(super) async fn borrow(
 ) -> Result<Option<Borrowed>, Failure> {
     // The innermost first: the same name may be held on several stores.
     for entry in enclosing.held.iter().rev().filter(|entry| entry.key == *key) {
-        let Some(loan) = LeaseLoan::ask(&entry.run).await else { continue };
+        let asked = LeaseLoan::ask(&entry.run).await;
+        if matches!(asked, Asked::Nobody) {
+            continue;
+        }
         if let Answer::Holds { mode, fence, deadline } = question(locker, entry).await? {
             if !kind.is_covered_by(mode) {
                 let message =
                     format!("the enclosing run holds {key:?} ({mode}), which does not cover what is asked for here");
                 return Err(Failure::new(USAGE, message));
             }
+            let Asked::Lent(loan) = asked else {
+                let message = format!(
+                    "the enclosing run holds {key:?} as another user, and lends it to its own user alone: this run would wait for it"
+                );
+                return Err(Failure::new(USAGE, message));
+            };
             let state = Mutex::new(State { deadline, lost: None });
             let (locker, entry, notify) = (locker.clone(), entry.clone(), notify.clone());
             let fence = fence.unwrap_or(Fence::NONE);

@@ -39,6 +39,15 @@ impl HeldLease {
         Self { ttl, lasts, fence, lease: Lease::Borrowed(borrowed) }
     }
 
+    /// How long the lease lasts now that it has been renewed: on ZooKeeper no longer than the renewal proved of the session, which is less
+    /// than the grant did.
+    pub(super) fn lasts_since_renewal(&self) -> Duration {
+        match &self.lease {
+            Lease::Own(guard, _) => guard.remaining().min(self.ttl),
+            Lease::Borrowed(_) => self.lasts,
+        }
+    }
+
     /// What is left of the lease if nothing more is heard; zero once it is lost.
     pub(super) fn remaining(&self) -> Duration {
         match &self.lease {

@@ -27,6 +27,8 @@ use tokio::{
 
 /// What the lender says to a borrower.
 const WELCOME: u8 = b'k';
+/// What it says to another user's process.
+const REFUSED: u8 = b'n';
 
 /// The lending side.
 #[derive(Debug)]
@@ -39,6 +41,17 @@ pub(super) struct Lender {
 #[derive(Debug)]
 pub(super) struct LeaseLoan {
     stream: UnixStream,
+}
+
+/// What the lender of a run says.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// It lends.
+    Lent(LeaseLoan),
+    /// It is there, and does not lend to this user.
+    Refused,
+    /// There is none, or it closed before it lent.
+    Nobody,
 }
 
 impl Lender {
@@ -60,7 +73,8 @@ impl Lender {
                 _ = self.borrowers.join_next(), if !self.borrowers.is_empty() => {}
                 arrival = self.listener.accept() => match arrival {
                     Ok((stream, _)) if is_trusted(&stream) => drop(self.borrowers.spawn(attend(stream))),
-                    Ok(_) => {}
+                    // There is room for a byte in a new socket.
+                    Ok((stream, _)) => drop(stream.try_write(&[REFUSED])),
                     // Out of descriptors, perhaps; it would be the same again at once.
                     Err(_) => sleep(Duration::from_millis(20)).await,
                 },
@@ -70,18 +84,19 @@ impl Lender {
 }
 
 impl LeaseLoan {
-    /// Connects to the lender of a run; `None` if there is none, or it closes before it lends.
-    pub(super) async fn ask(run: &str) -> Option<Self> {
-        let stream = StdStream::connect_addr(&address(run).ok()?).ok()?;
-        stream.set_nonblocking(true).ok()?;
-        let mut stream = UnixStream::from_std(stream).ok()?;
+    /// Connects to the lender of a run.
+    pub(super) async fn ask(run: &str) -> Asked {
+        let Ok(mut stream) = connect(run) else { return Asked::Nobody };
         if !is_trusted(&stream) {
-            return None;
+            return Asked::Refused;
         }
         // Without a limit: the system closes it when the outer run ends. If that stands still until its lease is over, its watchdog
         // kills this process as a part of CMD.
-        let welcome = stream.read_u8().await;
-        matches!(welcome, Ok(WELCOME)).then_some(Self { stream })
+        match stream.read_u8().await {
+            Ok(WELCOME) => Asked::Lent(Self { stream }),
+            Ok(_) => Asked::Refused,
+            Err(_) => Asked::Nobody,
+        }
     }
 
     /// Another handle of this loan. The lender takes all of them for one borrower.
@@ -100,6 +115,12 @@ impl LeaseLoan {
             }
         }
     }
+}
+
+fn connect(run: &str) -> io::Result<UnixStream> {
+    let stream = StdStream::connect_addr(&address(run)?)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
 }
 
 /// Welcomes a borrower and waits until it hangs up.
@@ -126,28 +147,36 @@ mod tests {
 
     use super::*;
 
+    async fn lent(run: &str) -> LeaseLoan {
+        match LeaseLoan::ask(run).await {
+            Asked::Lent(loan) => loan,
+            other => panic!("not lent: {other:?}"),
+        }
+    }
+
     #[tokio::test]
     async fn the_desk_closes_when_the_last_borrower_has_gone() {
         let run = lockkit::Token::random().expect("random").reveal();
         let lender = Lender::open(&run).expect("lender");
         let (end, over) = oneshot::channel::<()>();
         let lender = tokio::spawn(lender.serve_until(async { drop(over.await) }));
-        let first = LeaseLoan::ask(&run).await.expect("welcome");
+        let first = lent(&run).await;
         drop(end);
-        let second = LeaseLoan::ask(&run).await.expect("still open, for the first one is here");
+        // It is still open, for the first one is here.
+        let second = lent(&run).await;
         drop(first);
         assert!(timeout(Duration::from_millis(50), second.ended()).await.is_err());
         assert!(!lender.is_finished());
         drop(second);
         lender.await.expect("closed");
-        assert!(LeaseLoan::ask(&run).await.is_none());
+        assert!(matches!(LeaseLoan::ask(&run).await, Asked::Nobody));
     }
 
     #[tokio::test]
     async fn a_borrower_learns_that_the_outer_run_is_gone() {
         let run = lockkit::Token::random().expect("random").reveal();
         let lender = tokio::spawn(Lender::open(&run).expect("lender").serve_until(std::future::pending()));
-        let loan = LeaseLoan::ask(&run).await.expect("welcome");
+        let loan = lent(&run).await;
         lender.abort();
         loan.ended().await;
     }

@@ -40,7 +40,7 @@ pub(super) enum End {
 /// Returns when CMD has ended, or was stopped because its lease would have.
 pub(super) async fn supervise(
     hold: &HeldLease,
-    margins: &Margins,
+    mut margins: Margins,
     work: &mut Work,
     watchdog: &mut Watchdog,
     lender: Option<Lender>,
@@ -67,7 +67,7 @@ pub(super) async fn supervise(
             // The lease first: after a freeze it must not be said that CMD ended in time.
             biased;
             never = &mut keep => match never {},
-            () = hold.changed() => {}
+            () = hold.changed() => margins = Margins::of(hold.lasts_since_renewal()),
             () = sleep((left - margins.term).min(LONGEST_SLEEP)) => {}
             () = &mut over => return End::Over,
             signal = signals.next() => targets.forward(signal),
@@ -137,13 +137,13 @@ fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, until: Moment, t
 }
 
 /// When CMD gets KILL if it gets TERM now.
-fn kill_at(hold: &HeldLease, margins: &Margins) -> Moment {
+fn kill_at(hold: &HeldLease, margins: Margins) -> Moment {
     let (now, ends) = (SystemClock.now(), hold.ends());
     if hold.remaining().is_zero() { now + AFTER_LOSS } else { ends - margins.kill }
 }
 
 /// The time between TERM and KILL.
-async fn grace(hold: &HeldLease, margins: &Margins, watchdog: &mut Watchdog) {
+async fn grace(hold: &HeldLease, margins: Margins, watchdog: &mut Watchdog) {
     let until_kill = sleep(kill_at(hold, margins).since(SystemClock.now()));
     let after_loss = async {
         hold.lost().await;

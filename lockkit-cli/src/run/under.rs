@@ -83,6 +83,12 @@ pub(super) async fn run_under(
         drop(hold);
         return Ok(Finish::Stopped(refused));
     }
+    // The terminal sent Ctrl-C to a group that CMD is not in yet.
+    if let Some(signal) = signals.arrived_end() {
+        watchdog.dismiss().await;
+        drop(hold);
+        return Ok(Finish::Ended(Ended::waiting(signal)));
+    }
     let mut work = match Work::start(task.command, vars, run, until) {
         Ok(work) => work,
         Err(error) => {
@@ -96,7 +102,7 @@ pub(super) async fn run_under(
         // It can only be lost by now, and then CMD is stopped below.
         drop(guard.keep_for(window));
     }
-    let end = supervise::supervise(&hold, &margins, &mut work, &mut watchdog, lender, signals).await;
+    let end = supervise::supervise(&hold, margins, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;

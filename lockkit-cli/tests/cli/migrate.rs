@@ -5,18 +5,23 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use crate::support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
+use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 use serde_json::Value;
+
+use crate::support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
 
 /// Two private servers, and what moves between them.
 struct Stores {
     old: Redis,
     new: Redis,
+    /// The URL of the new store.
+    to: String,
 }
 
 impl Stores {
     fn new() -> Self {
-        Self { old: Redis::start(), new: Redis::start() }
+        let new = Redis::start();
+        Self { old: Redis::start(), to: new.url(), new }
     }
 
     fn migrate(&self, args: &[&str]) -> Output {
@@ -26,8 +31,8 @@ impl Stores {
     /// With both stores, and as a service has them.
     fn command(&self, args: &[&str]) -> Command {
         let mut command = lockkit(args);
-        command.env("LOCKKIT_FROM", self.old.url()).env("LOCKKIT_TO", self.new.url());
-        command.env("LOCKKIT_STORE", format!("migrate:?from={}&to={}", self.old.url(), self.new.url()));
+        command.env("LOCKKIT_FROM", self.old.url()).env("LOCKKIT_TO", &self.to);
+        command.env("LOCKKIT_STORE", format!("migrate:?from={}&to={}", self.old.url(), self.to));
         command
     }
 
@@ -41,6 +46,18 @@ impl Stores {
         let output = self.migrate(&["status", "--json"]);
         assert_eq!(code(&output), 0, "{output:?}");
         serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    /// Waits until it holds the lock in these stores, as of these phases.
+    #[track_caller]
+    fn held_as(&self, wanted: &[(&str, &str)]) {
+        eventually("the lock as of the phase", || {
+            let status = self.status();
+            let holders = status["holders"].as_array().unwrap();
+            let text = |holder: &Value, field: &str| holder[field].as_str().unwrap().to_owned();
+            let held: Vec<_> = holders.iter().map(|holder| (text(holder, "store"), text(holder, "phase"))).collect();
+            held.iter().map(|(store, phase)| (&**store, &**phase)).eq(wanted.iter().copied())
+        });
     }
 
     fn step(&self, args: &[&str], phase: &str) {
@@ -74,15 +91,7 @@ fn a_lock_is_held_all_the_way_there_and_back() {
     line.give(&mut job);
     let running = Running::start(job);
     assert_eq!(line.hear(), "on");
-    let held_as = |wanted: &[(&str, &str)]| {
-        eventually("the lock as of the phase", || {
-            let status = stores.status();
-            let holders = status["holders"].as_array().unwrap();
-            let text = |holder: &Value, field: &str| holder[field].as_str().unwrap().to_owned();
-            let held: Vec<_> = holders.iter().map(|holder| (text(holder, "store"), text(holder, "phase"))).collect();
-            held.iter().map(|(store, phase)| (&**store, &**phase)).eq(wanted.iter().copied())
-        });
-    };
+    let held_as = |wanted: &[(&str, &str)]| stores.held_as(wanted);
     held_as(&[("old", "old")]);
     stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
     held_as(&[("old", "old"), ("new", "old")]);
@@ -104,6 +113,33 @@ fn a_lock_is_held_all_the_way_there_and_back() {
         assert_eq!((code(&output), stdout(&output)), (0, "the migration is over\n".to_owned()), "{output:?}");
     }
     refused(&stores.command(&["ls"]).output().unwrap(), 78);
+}
+
+/// On ZooKeeper a lease lasts for what a renewal proves of the session: here for less than the time before its end at which CMD would
+/// have been stopped in the old store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cmd_goes_on_under_a_lease_that_becomes_shorter() {
+    let zookeeper = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.unwrap();
+    let to = format!("{}?session=4s", zookeeper.url());
+    let moved = tokio::task::spawn_blocking(move || {
+        let stores = Stores { to, ..Stores::new() };
+        let output = stores.migrate(&["start", "--max-ttl", "12s", "--fresh", "200ms", "--yes"]);
+        assert_eq!(code(&output), 0, "{output:?}");
+        let line = Line::new();
+        let script = "exec 3>$LINE; echo on >&3; read x <$GO";
+        let mut job = stores.command(&["run", "--key", "job", "--ttl", "12s", "--", "sh", "-c", script]);
+        line.give(&mut job);
+        let running = Running::start(job);
+        assert_eq!(line.hear(), "on");
+        stores.step(&["advance", "--yes"], "both");
+        stores.held_as(&[("old", "both"), ("new", "both")]);
+        for _ in 0..2 {
+            stores.old.await_renewal("job");
+        }
+        line.go();
+        assert_eq!(code(&running.end()), 0);
+    });
+    moved.await.unwrap();
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! A run inside a run on the same lock.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    time::{Duration, Instant},
+};
 
-use crate::support::{Line, Redis, Running, by_the_clock, code, lock, stdout};
+use crate::support::{Line, Redis, Running, by_the_clock, code, complaint, lock, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -24,6 +28,23 @@ fn a_nested_run_reenters() {
     let who: serde_json::Value = serde_json::from_str(lines[3]).unwrap();
     assert_eq!(who["holders"][0]["fence"].to_string(), lines[0]);
     assert!(!redis.is_held("k"));
+}
+
+/// Only root can become another user.
+#[test]
+fn a_run_of_another_user_is_told_that_it_would_wait_for_itself() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (redis, files) = (Redis::start(), tempfile::tempdir().unwrap());
+    let lockkit = files.path().join("lockkit");
+    fs::copy(LOCKKIT, &lockkit).unwrap();
+    fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let inner = format!("{} run --key k --wait 1s -- true", lockkit.display());
+    let script = format!("setpriv --reuid=65534 --regid=65534 --clear-groups {inner}");
+    let output = redis.run("k", &[], &script).output().unwrap();
+    assert_eq!(code(&output), 64, "{output:?}");
+    assert!(complaint(&output).contains("as another user"), "{output:?}");
 }
 
 #[test]
