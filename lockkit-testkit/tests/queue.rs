@@ -2,9 +2,12 @@
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Guard, Locker, Outcome, Result, Status};
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, Guard, LockStore, Locker, Outcome, Result, Status,
+};
 use lockkit_sim::{Fault, Operation, SimStore};
-use lockkit_testkit::{Altered, Slow};
+use lockkit_testkit::{Alter, Altered, Slow};
 use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -232,6 +235,29 @@ async fn who_was_overtaken_does_not_go_on_with_what_it_had_begun() -> Result<()>
     Ok(())
 }
 
+/// The first of those behind has the head woken, and gives it a moment. Who came after that one waits for as long.
+#[tokio::test(start_paused = true)]
+async fn those_behind_who_is_not_polled_pass_in_their_order() -> Result<()> {
+    let store = SimStore::new();
+    let locker = Locker::new(store.clone());
+    let other = Locker::new(store.another_client()).lock("a").ttl(TTL).acquire().await?;
+    let mut unpolled = acquiring(&locker);
+    poll_once(&mut unpolled).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        sleep(millis(100)).await;
+        waiting.push(tokio::spawn(acquiring(&locker)));
+    }
+    sleep(millis(10_000)).await;
+    assert_eq!(other.release().await?, Outcome::Released);
+    for task in waiting {
+        drop(timeout(millis(5000), task).await.expect("another one passed it").expect("no panic")?);
+        settle().await;
+    }
+    drop(unpolled);
+    Ok(())
+}
+
 /// Waiting for long is no reason to be overtaken, and holding for long neither.
 #[tokio::test(start_paused = true)]
 async fn who_waits_or_holds_for_long_is_not_overtaken() -> Result<()> {
@@ -436,5 +462,41 @@ async fn who_waits_for_its_own_owner_does_not_say_contended() -> Result<()> {
     assert!(owner.lock("a").acquire_within(millis(300)).await?.is_none());
     drop(other);
     drop(first.await.expect("no panic")?);
+    Ok(())
+}
+
+/// A store that refuses at once, and knows that the lock will not be free for long.
+#[derive(Debug)]
+struct Patient(SimStore);
+
+#[async_trait]
+impl Alter for Patient {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let wait = request.wait.min(Duration::from_millis(1));
+        Ok(match self.0.acquire(&AcquireRequest { wait, ..request.clone() }).await? {
+            Attempt::Contended(contention) => {
+                Attempt::Contended(Contention { retry_after: Some(TTL * 4), ..contention })
+            }
+            granted @ Attempt::Granted(_) => granted,
+        })
+    }
+}
+
+/// A place is kept for a while only, whatever the store says of the end of the lease.
+#[tokio::test(start_paused = true)]
+async fn who_has_a_place_at_the_store_asks_again_before_that_ends() -> Result<()> {
+    for store in [SimStore::new(), SimStore::new().polled()] {
+        let other = Locker::new(store.another_client()).lock("a").fifo().acquire().await?;
+        let lock = Locker::new(Altered(Patient(store.clone()))).lock("a").fifo();
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        sleep(TTL).await;
+        assert_eq!(store.state("a").await?.waiters, Some(1), "it has lost its place");
+        assert_eq!(other.release().await?, Outcome::Released);
+        drop(timeout(millis(5000), waiting).await.expect("its turn").expect("no panic")?);
+    }
     Ok(())
 }

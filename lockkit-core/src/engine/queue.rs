@@ -165,8 +165,10 @@ impl LocalQueue {
             return Err(NotYet::Before(overdue));
         }
         match &mut self.head {
-            Head::Asks(_, waker) => {
+            Head::Asks(last, waker) => {
                 if let Some(waker) = waker.take() {
+                    // From now on, for all: else somebody further behind could pass before the one that wakes it looks again.
+                    *last = now;
                     return Err(NotYet::Wake(waker));
                 }
             }

@@ -372,16 +372,18 @@ impl Acquisition<'_> {
         Ok(Pause::For(self.within_limit(pause, now)))
     }
 
-    /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time.
+    /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time. Whoever has a place
+    /// asks again before that ends, whatever the store says.
     fn after_contention(&mut self, contention: &Contention, now: Moment) -> Pause {
+        let longest = if self.keeps_place() { PLACE / 3 } else { Duration::MAX };
         match (self.waiting(), contention.retry_after) {
             (Waiting::Poll, lapse) => {
                 let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse.saturating_add(Duration::from_millis(1)));
-                Pause::UntilFree(self.within_limit(lapse, now))
+                Pause::UntilFree(self.within_limit(lapse.min(longest), now))
             }
             (Waiting::Notify | Waiting::Queue, after) => {
                 let pause = after.unwrap_or_else(|| self.backoff.pause());
-                Pause::For(self.within_limit(pause, now))
+                Pause::For(self.within_limit(pause.min(longest), now))
             }
         }
     }
