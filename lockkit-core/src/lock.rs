@@ -5,7 +5,7 @@ mod asking;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
-    Claim, Event, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
+    Claim, Event, Fence, Guard, KeyState, LockKey, LockStore, Mode, Moment, Order, Owner, Query, Result, Token,
     engine::{Ask, BackgroundTask, Doubts, Engine, Limit, Terms},
     store::{Identity, identity},
 };
@@ -346,6 +346,10 @@ impl Lock {
 
     pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
         &self.engine.store
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.engine.now()
     }
 
     /// Something for a shutdown to wait for.

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::OnceCell;
 
 use crate::{
-    Clock, Error, Guard, Lock, LossReason, Outcome, Result, Status, SystemClock,
+    Error, Guard, Lock, LossReason, Outcome, Result, Status,
     engine::BackgroundTask,
     store::{Identity, join_all},
 };
@@ -93,7 +93,8 @@ impl MultiLock {
     }
 
     /// Acquires all of them if that is possible within `wait`; `None` if another had one all the while. By then those that were
-    /// taken are released, as far as the stores could be told.
+    /// taken are released, as far as the stores could be told. It does not count how long it takes to ask several stores, once, for their
+    /// [identities](crate::store::identity).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -101,12 +102,13 @@ impl MultiLock {
     /// # Cancellation
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, wait: Duration) -> Result<Option<MultiGuard>> {
-        let started = SystemClock.now();
         let order = self.order().await?;
         let _under_way = self.under_way();
-        let mut taken = Vec::new();
+        // Of locks on several clocks, the first one's counts. There is one, or they had no order.
+        let now = || self.locks[0].now();
+        let (started, mut taken) = (now(), Vec::new());
         for place in order {
-            let waited = SystemClock.now().since(started);
+            let waited = now().since(started);
             let answer = while_held(&taken, self.locks[*place].acquire_within_rest(wait, waited)).await?;
             match answer {
                 Some(guard) => taken.push((*place, guard)),

@@ -1,5 +1,7 @@
 //! Several locks, all or none.
 
+mod paused;
+
 use std::{
     pin::pin,
     sync::{
@@ -12,10 +14,13 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock,
-    Observed, Outcome, Prefix, Release, Result, ShiftedClock, store::identity,
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, Lock, LockKey, LockStore, Locker, LossReason, MemoryStore,
+    MultiLock, Observed, Outcome, Prefix, Release, Result, ShiftedClock,
+    store::{Record, Records, Swap, identity},
 };
 use lockkit_testkit::{Alter, Altered};
+
+use self::paused::paused_store;
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -258,5 +263,70 @@ async fn the_time_of_a_caller_is_that_of_all_locks() -> Result<()> {
     let error = locker.multi(&names).acquire_within(Duration::from_millis(100)).await.expect_err("not in time");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    Ok(())
+}
+
+/// By the clock of the store, which stands still here unless somebody sleeps.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_caller_is_on_the_clock_of_the_store() -> Result<()> {
+    let store = paused_store();
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let (first, _second) = (other.lock("a").acquire().await?, other.lock("b").acquire().await?);
+    let released = async {
+        tokio::time::sleep(SHORT * 2).await;
+        first.release().await
+    };
+    let start = tokio::time::Instant::now();
+    let multi = mine.multi(["a", "b"]);
+    let (answer, released) = tokio::join!(multi.acquire_within(SHORT * 3), released);
+    assert_eq!(released?, Outcome::Released);
+    assert!(answer?.is_none(), "another has the second");
+    assert!(start.elapsed() < SHORT * 4, "it waited for {:?}", start.elapsed());
+    Ok(())
+}
+
+/// The memory store, which takes its time to say who it is.
+#[derive(Debug)]
+struct LateToTell(MemoryStore, AtomicU32);
+
+#[async_trait]
+impl Alter for LateToTell {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
+    }
+}
+
+#[async_trait]
+impl Records for LateToTell {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        if self.1.fetch_add(1, Ordering::SeqCst) == 0 {
+            tokio::time::sleep(SHORT * 10).await;
+        }
+        self.0.read(name).await
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        self.0.compare_and_set(name, seen, new).await
+    }
+}
+
+/// That is asked once, and for no lock.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_caller_is_for_the_locks() -> Result<()> {
+    let store = paused_store();
+    let (other, mine) = (Locker::new(store.clone()), Locker::new(Altered(LateToTell(store, AtomicU32::new(0)))));
+    let in_the_way = other.lock("a").acquire().await?;
+    let multi = MultiLock::new([mine.lock("a"), Locker::new(paused_store()).lock("b")]);
+    let released = async {
+        tokio::time::sleep(SHORT * 11).await;
+        in_the_way.release().await
+    };
+    let (answer, released) = tokio::join!(multi.acquire_within(SHORT * 3), released);
+    assert_eq!(released?, Outcome::Released);
+    assert!(answer?.is_some(), "no time was left for the locks");
     Ok(())
 }
