@@ -83,6 +83,50 @@ async fn a_holder_is_not_asked_by_its_own_request_whose_answer_is_still_to_come(
     Ok(())
 }
 
+/// The first request is answered, and those after it are not.
+#[derive(Debug)]
+struct SilentLater {
+    silent: SilentOfRequests,
+    has_answered: AtomicBool,
+}
+
+#[async_trait]
+impl Alter for SilentLater {
+    fn inner(&self) -> &dyn LockStore {
+        self.silent.inner()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let is_request = request.claim.key.as_str().starts_with("lockkit/yield/");
+        let is_first = is_request && !self.has_answered.swap(true, Ordering::SeqCst);
+        if is_first { self.inner().acquire(request).await } else { self.silent.acquire(request).await }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.silent.release(claim).await
+    }
+}
+
+/// The request was lost, and made anew: the new one is its own, too.
+#[tokio::test]
+async fn a_holder_is_not_asked_by_the_request_that_it_made_after_a_lost_one() -> Result<()> {
+    let memory = MemoryStore::new();
+    let silent = SilentOfRequests { inner: memory.clone(), is_asked: Notify::new() };
+    let store = Arc::new(Altered(SilentLater { silent, has_answered: AtomicBool::new(false) }));
+    let (holder, locker) = (Locker::new(memory), Locker::shared_builder(Arc::<Altered<_>>::clone(&store)).build());
+    let held = holder.lock("a").acquire().await?;
+    let waiting = waits(locker.lock("a").ttl(Duration::from_millis(600)).ask_to_yield());
+    until(&held, true).await;
+    let request = holder.lock("lockkit/yield/a").inspect().await?.holders[0].token.expect("a client of lockkit");
+    // It is renewed after a third of the ttl, and the loss found out by that.
+    assert!(matches!(holder.break_lock("lockkit/yield/a", request).await?, Release::Released { .. }));
+    timeout(PATIENCE, store.0.silent.is_asked.notified()).await.expect("it asks again");
+    assert_eq!(held.release().await?, Outcome::Released);
+    let mine = taken(waiting).await;
+    assert!(!mine.yield_requested().await?, "it is its own request");
+    Ok(())
+}
+
 #[tokio::test]
 async fn one_that_asks_takes_over_the_request_of_another() -> Result<()> {
     let memory = MemoryStore::new();

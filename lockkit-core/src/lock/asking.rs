@@ -56,6 +56,8 @@ impl Lock {
                     let loss = guard.loss_signal();
                     *unpoisoned(shown) = Some(guard);
                     loss.lost().await;
+                    // From here on its own request is the last one that was asked for.
+                    *unpoisoned(shown) = None;
                 }
                 Err(error) if error.is_retryable() => sleep(AGAIN).await,
                 Err(_) => pending().await,
