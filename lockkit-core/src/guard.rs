@@ -229,10 +229,11 @@ impl Guard {
         if !at_least.is_zero() {
             let refused = info.admit_keep_for(self.lease.claim.mode, at_least);
             refused.map_err(|error| error.at("keep", Some(self.key()), &info.name))?;
-            self.ensure(Duration::ZERO)?;
         }
-        self.lease.state().keep_for(at_least);
-        Ok(())
+        self.ensure(Duration::ZERO)?;
+        let is_set = self.lease.state().keep_for(at_least);
+        // Else it was lost since the look at it.
+        if is_set { Ok(()) } else { self.ensure(Duration::ZERO) }
     }
 
     /// Ends the hold as [`release`](Self::release) does, and others may have the lock at once, although it was to be

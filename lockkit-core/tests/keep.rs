@@ -139,6 +139,18 @@ async fn a_lock_that_is_lost_is_kept() -> Result<()> {
     Ok(())
 }
 
+/// It is too late for either: what was to be kept is being kept.
+#[tokio::test]
+async fn the_window_of_a_lease_that_is_lost_can_not_be_changed() -> Result<()> {
+    let locker = failing(0, Failure::NotDone);
+    let guard = take(&locker.lock("x").max_hold(Duration::from_millis(20))).await?;
+    guard.lost().await;
+    for window in [YEAR, Duration::ZERO] {
+        assert_eq!(guard.keep_for(window).expect_err("it is lost").kind(), ErrorKind::Lost, "{window:?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> {
     let locker = failing(0, Failure::NotDone);

@@ -229,9 +229,13 @@ impl LeaseState {
         self.keep_for.filter(|_| self.taken).map(|keep_for| self.held_since + keep_for)
     }
 
-    /// From now on the lock is to be kept for so long since its holder got it.
-    pub(crate) fn keep_for(&mut self, at_least: Duration) {
-        self.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());
+    /// From now on the lock is to be kept for so long since its holder got it; `false` if it is not held any more.
+    pub(crate) fn keep_for(&mut self, at_least: Duration) -> bool {
+        let is_live = self.is_live();
+        if is_live {
+            self.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());
+        }
+        is_live
     }
 
     /// How many holds there are that somebody has.
