@@ -42,8 +42,14 @@ impl Lock {
         Self { engine, key, mode, order: Order::Any, terms, ttl_is_set: false, owner: None, asks_to_yield: false }
     }
 
-    /// How long a lease lasts when it is not renewed; how long others wait after this process crashed. Stores that
-    /// end leases by session ignore it.
+    /// How long a lease lasts when it is not renewed; how long others wait after this process crashed.
+    ///
+    /// Where leases end with the session (ZooKeeper), others wait for the end of that. The ttl is for how long the holder believes in
+    /// its lease without an answer then, for as long as the session lasts at most.
+    ///
+    /// # Errors
+    /// When the lock is acquired: `InvalidInput` for a ttl that the store does not take: below 100 ms, or above five minutes on most
+    /// stores that end leases by time ([`Liveness::ttl`](crate::Liveness)).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         (self.terms.ttl, self.ttl_is_set) = (ttl, true);
         self

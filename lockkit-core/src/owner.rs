@@ -154,8 +154,7 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask, limit: Limit)
 /// Refuses what the lease that there is can't give: all guards of an owner share it. What was not asked for is taken as it is.
 fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
     let (has, wants) = (lease.terms, ask.terms);
-    let by_ttl = engine.store.info().capability.liveness.ttl.is_some();
-    let message = if ask.ttl_is_set && by_ttl && wants.ttl != has.ttl {
+    let message = if ask.ttl_is_set && wants.ttl != has.ttl {
         format!("the owner holds the lock with a ttl of {:?}: a nested acquisition can't have {:?}", has.ttl, wants.ttl)
     } else if wants.fence_above > Fence::NONE && wants.fence_above >= lease.fence {
         let (fence, wanted) = (lease.fence, wants.fence_above);

@@ -6,7 +6,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lockkit_core::{Error, ErrorKind, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result};
+use lockkit_core::{
+    Error, ErrorKind, Liveness, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result,
+};
 use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::sync::Notify;
 
@@ -205,5 +207,20 @@ async fn an_acquisition_whose_outer_hold_is_given_back_meanwhile_asks_for_the_lo
     store.0.2.notify_one();
     let after = nested.await?;
     assert!(after.is_held() && after.fence() > before);
+    Ok(())
+}
+
+/// Where leases end with the session, too: there the ttl is for how long the holder believes in its lease without an answer.
+#[tokio::test]
+async fn a_nested_acquisition_with_another_ttl_is_refused_in_a_session() -> Result<()> {
+    let store = Altered::with_info(MemoryStore::new(), |info| {
+        info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(20)) };
+    });
+    let lock = Locker::new(store).owner().lock("x");
+    let outer = lock.clone().ttl(Duration::from_secs(1)).acquire().await?;
+    let longer = lock.clone().ttl(Duration::from_secs(60)).try_acquire().await.expect_err("they share one lease");
+    assert_eq!(longer.kind(), ErrorKind::InvalidInput);
+    assert!(lock.try_acquire().await?.is_some(), "it takes the ttl as it is");
+    assert_eq!(outer.release().await?, Outcome::Released);
     Ok(())
 }
