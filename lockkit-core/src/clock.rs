@@ -2,7 +2,10 @@
 
 use std::{
     fmt, ops,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -104,18 +107,18 @@ impl Clock for SystemClock {
 /// assert!(clock.now().since(before) >= Duration::from_secs(3600));
 /// ```
 #[derive(Debug, Default)]
-pub struct ShiftedClock(std::sync::atomic::AtomicU64);
+pub struct ShiftedClock(AtomicU64);
 
 impl ShiftedClock {
     /// Moves the clock forward by `by`.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(nanos(by), std::sync::atomic::Ordering::SeqCst);
+        self.0.update(Ordering::SeqCst, Ordering::SeqCst, |shift| shift.saturating_add(nanos(by)));
     }
 }
 
 impl Clock for ShiftedClock {
     fn now(&self) -> Moment {
-        Moment(SystemClock.now().0 + self.0.load(std::sync::atomic::Ordering::SeqCst))
+        SystemClock.now() + Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 }
 
@@ -135,6 +138,11 @@ mod tests {
         assert_eq!(start - Duration::from_secs(1), Moment::from_nanos(0));
         assert_eq!(start.since(Moment::from_nanos(9)), Duration::ZERO);
         assert_eq!((start + Duration::MAX).as_nanos(), u64::MAX);
+        let clock = ShiftedClock::default();
+        for by in [Duration::MAX, Duration::from_secs(1)] {
+            clock.advance(by);
+            assert_eq!(clock.now().as_nanos(), u64::MAX);
+        }
     }
 
     #[test]
