@@ -25,7 +25,7 @@ impl VirtualClock {
 
     /// Goes on by `by`, while tokio's timers do not.
     pub(crate) fn sleep(&self, by: Duration) {
-        self.slept.fetch_add(nanos(by), Ordering::SeqCst);
+        self.slept.update(Ordering::SeqCst, Ordering::SeqCst, |slept| slept.saturating_add(nanos(by)));
     }
 
     /// The time since the start.

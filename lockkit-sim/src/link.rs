@@ -26,8 +26,8 @@ impl Link {
         Self { last: Mutex::default(), frozen: watch::Sender::new(None) }
     }
 
-    pub(crate) fn freeze(&self, until: Instant) {
-        self.frozen.send_replace(Some(until));
+    pub(crate) fn freeze(&self, time: Duration) {
+        self.frozen.send_replace(Some(in_time(time)));
     }
 
     pub(crate) fn thaw(&self) {
@@ -88,7 +88,7 @@ impl Link {
         }
         let (arrived, next) = oneshot::channel();
         let ahead = last.replace(next);
-        let (due, frozen) = (Instant::now() + delay, self.frozen.subscribe());
+        let (due, frozen) = (in_time(delay), self.frozen.subscribe());
         let on_its_way = tokio::spawn(async move {
             if let Some(ahead) = ahead {
                 // An error says that it has arrived.
@@ -113,6 +113,12 @@ impl Link {
     fn reconnect(&self) {
         *unpoisoned(&self.last) = None;
     }
+}
+
+/// The moment when this time is over: of times without end, one that nobody lives to see.
+fn in_time(time: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    Instant::now() + time.min(CENTURY)
 }
 
 async fn thawed(mut frozen: watch::Receiver<Option<Instant>>) {

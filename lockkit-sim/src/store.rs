@@ -11,7 +11,7 @@ use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Claim, Clock, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason,
     MemoryStore, Mode, Query, Result, StoreInfo, Token, Waiting, store::unpoisoned,
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use crate::{
     clock::VirtualClock,
@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) clock: Arc<VirtualClock>,
     /// Why leases ended that somebody ended; the store beneath does not know.
     pub(crate) reasons: Mutex<HashMap<Token, LossReason>>,
+    /// Raised for one lease at a time: each client hears those of the others, too.
+    pub(crate) alarm: Alarm,
 }
 
 /// What one client has for itself.
@@ -48,7 +50,6 @@ pub(crate) struct Client {
     pub(crate) bound: Duration,
     /// What was granted to it and not released.
     pub(crate) session: Mutex<HashMap<Token, Claim>>,
-    pub(crate) alarm: Alarm,
     /// Those who wait for a lock are to ask again.
     pub(crate) disturbed: Notify,
 }
@@ -69,7 +70,7 @@ impl SimStore {
     pub fn over(inner: impl FnOnce(Arc<dyn Clock>) -> Arc<dyn LockStore>) -> Self {
         let clock = Arc::new(VirtualClock::new());
         let inner = inner(Arc::clone(&clock) as Arc<dyn Clock>);
-        let world = Arc::new(World { inner, clock, reasons: Mutex::default() });
+        let world = Arc::new(World { inner, clock, reasons: Mutex::default(), alarm: Alarm::new() });
         Self::client(world, Self::BOUND, None)
     }
 
@@ -93,12 +94,11 @@ impl SimStore {
     }
 
     fn client(world: Arc<World>, bound: Duration, waiting: Option<Waiting>) -> Self {
-        let alarm = Alarm::new();
         let mut info = world.inner.info().clone();
         info.scheme = "sim";
         info.name = "the simulated store".into();
         info.clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
-        info.alarm = Some(alarm.clone());
+        info.alarm = Some(world.alarm.clone());
         if let Some(waiting) = waiting {
             info.capability.waiting = waiting;
         }
@@ -108,7 +108,6 @@ impl SimStore {
             log: Log::default(),
             bound,
             session: Mutex::default(),
-            alarm,
             disturbed: Notify::new(),
         };
         Self { info: Arc::new(info), world, client: Arc::new(client) }
@@ -142,7 +141,7 @@ impl SimStore {
 
     /// Nothing of what this client sends arrives for so long; then all of it does, also what nobody waits for any more.
     pub fn freeze(&self, time: Duration) {
-        self.client.link.freeze(Instant::now() + time);
+        self.client.link.freeze(time);
         self.client.disturbed.notify_waiters();
     }
 
@@ -172,9 +171,7 @@ impl SimStore {
     /// # Errors
     /// When the name is bad.
     pub async fn revoke(&self, name: &str) -> Result<()> {
-        self.end_all(&LockKey::new(name)?, Some(LossReason::Revoked)).await?;
-        self.client.alarm.raise_all();
-        Ok(())
+        self.end_all(&LockKey::new(name)?, Some(LossReason::Revoked)).await
     }
 
     /// Ends whatever leases there are of this name, and grants one for `ttl` to a stranger. The holder learns of it at its
@@ -219,8 +216,8 @@ impl SimStore {
         for claim in claims {
             unpoisoned(&self.world.reasons).insert(claim.token, LossReason::SessionEnded);
             self.world.inner.release(&claim).await?;
+            self.world.alarm.raise(claim.token);
         }
-        self.client.alarm.raise_all();
         Ok(())
     }
 
@@ -253,6 +250,9 @@ impl SimStore {
                 unpoisoned(&self.world.reasons).insert(token, reason);
             }
             self.world.inner.release(&Claim { key: key.clone(), token, mode: Mode::Exclusive }).await?;
+            if reason.is_some() {
+                self.world.alarm.raise(token);
+            }
         }
         Ok(())
     }

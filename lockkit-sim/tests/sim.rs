@@ -189,6 +189,38 @@ async fn what_is_done_to_a_lease_is_learnt_as_it_would_be() -> Result<()> {
     Ok(())
 }
 
+/// Whichever client has it broken.
+#[tokio::test(start_paused = true)]
+async fn a_holder_learns_at_once_that_another_client_had_its_lease_ended() -> Result<()> {
+    let store = SimStore::new();
+    let locker = Locker::new(store.another_client());
+    let (guard, beside) = (locker.lock("a").ttl(TTL).acquire().await?, locker.lock("b").ttl(TTL).acquire().await?);
+    let start = Instant::now();
+    store.revoke("a").await?;
+    assert_eq!(guard.lost().await, LossReason::Revoked);
+    assert!(start.elapsed() < secs(1), "told at once, not after {:?}", start.elapsed());
+    assert_eq!(beside.status(), Status::Held);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_time_is_too_long() -> Result<()> {
+    let store = SimStore::new();
+    let lock = Locker::new(store.clone()).lock("a").ttl(TTL);
+    store.freeze(Duration::MAX);
+    assert_eq!(lock.try_acquire().await.expect_err("frozen").kind(), ErrorKind::TimedOut);
+    store.heal();
+    store.inject(Fault::DelayRequest(Duration::MAX));
+    let late = Locker::new(store.another_client().bound(secs(1))).lock("b").try_acquire().await?;
+    assert!(late.is_some(), "another client has its own script");
+    assert_eq!(lock.try_acquire().await.expect_err("on its way").kind(), ErrorKind::TimedOut);
+    let guard = lock.acquire_within(secs(10)).await?.expect("over a new connection");
+    store.suspend(Duration::MAX);
+    store.suspend(secs(1));
+    assert_eq!(guard.status(), Status::Lost(LossReason::Expired), "the machine slept for ever");
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn time_can_leap_in_each_way() -> Result<()> {
     let store = SimStore::new();
