@@ -50,10 +50,6 @@ struct Progress {
 }
 
 impl Progress {
-    fn begin() -> Self {
-        Self { since: Instant::now(), begun: Begun::default() }
-    }
-
     /// Whether it is waited for in vain by callers that wait for so long.
     fn is_stuck(&self, bound: Duration) -> bool {
         let times = if self.begun.has_begun() { STUCK } else { 1 };
@@ -134,9 +130,8 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             Slot::Empty | Slot::Ready(_) | Slot::Flight(..) => false,
         };
         let (done, flight) = watch::channel(None);
-        let progress = Progress::begin();
-        let begun = progress.begun.clone();
-        *slot = Slot::Flight(flight.clone(), progress);
+        let begun = Begun::default();
+        *slot = Slot::Flight(flight.clone(), Progress { since: Instant::now(), begun: begun.clone() });
         let (make, shared, own) = (make(), Arc::clone(&self.slot), flight.clone());
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(slot);
@@ -154,14 +149,15 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             }
             drop(slot);
             // What nothing keeps is for nobody: a session would end under the locks that its callers got with it.
-            done.send_replace(Some(if is_current || outcome.is_err() { outcome } else { Err(replaced()) }));
+            done.send_replace(Some(if is_current || outcome.is_err() {
+                outcome
+            } else {
+                let message = "connecting took so long that another attempt took its place";
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }));
         }));
         Err(flight)
     }
-}
-
-fn replaced() -> Error {
-    Error::new(ErrorKind::Unavailable, "connecting took so long that another attempt took its place")
 }
 
 impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
