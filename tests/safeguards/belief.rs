@@ -64,7 +64,7 @@ safeguards! {
         by "lockkit-core/life::a_lost_head_lets_the_next_one_ask";
     release_after_loss in RELEASE
         "A lease that was given up for lost is released, for a renewal may have come through"
-        "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(self.lasts(lease)), certainty, kept)»" => "()"
+        "«self.at_home(owed.work_off(self.now()))»;" => "drop(owed)"
         by "lockkit-testkit/queue::a_lease_handed_to_nobody_lapses";
     run_signal in GUARD
         "Guarded work is stopped before the lease can end"

@@ -6,10 +6,7 @@
 use std::time::Duration;
 
 use super::{Engine, lease::LeaseState};
-use crate::{
-    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, HolderInfo, Moment, Order, Release, Result,
-    Token,
-};
+use crate::{AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, HolderInfo, Moment, Release, Result, Token};
 
 /// No lock is kept for less: a request with a shorter ttl has hardly time to arrive.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -44,15 +41,9 @@ impl Engine {
     async fn keep_from_others(&self, claim: &Claim, token: Token, left: Duration) -> Result<Release> {
         let least =
             self.store.info().capability.liveness.ttl.as_ref().map_or(SHORTEST, |ttl| SHORTEST.max(*ttl.start()));
-        let request = AcquireRequest {
-            claim: Claim { token, ..claim.clone() },
-            ttl: left.max(least),
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: HolderInfo::new(&format!("{} (done)", self.settings.holder)),
-            from: Some(claim.token),
-        };
+        let holder = HolderInfo::new(&format!("{} (done)", self.settings.holder));
+        let mut request = AcquireRequest::new(Claim { token, ..claim.clone() }, left.max(least), holder);
+        request.from = Some(claim.token);
         let refused = match self.store.acquire(&request).await {
             Ok(Attempt::Granted(_)) => return Ok(Release::Released { waiters: Some(0) }),
             Ok(Attempt::Contended(_)) => {

@@ -58,7 +58,7 @@ pub(crate) struct LocalQueues {
     by_key: Mutex<HashMap<LockKey, LocalQueue>>,
     /// Locks that this process released while others waited for them.
     wanted: Mutex<HashMap<LockKey, Wanted>>,
-    /// The number of the next seat or waiter.
+    /// The number of the next seat, waiter or lease.
     next_number: AtomicU64,
     clock: Arc<dyn Clock>,
 }
@@ -207,7 +207,7 @@ impl LocalQueues {
         Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
     }
 
-    fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 }

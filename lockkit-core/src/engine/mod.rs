@@ -76,7 +76,6 @@ pub(crate) struct Engine {
     poller: Poller,
     outstanding: Outstanding,
     backlog: Backlog,
-    next_id: AtomicU64,
     failures: AtomicU64,
     closed: AtomicBool,
     closing: Notify,
@@ -96,7 +95,6 @@ impl Engine {
             poller: Poller::default(),
             outstanding: Outstanding::default(),
             backlog: Backlog::default(),
-            next_id: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
@@ -178,7 +176,7 @@ impl Engine {
             Liveness { ttl: Some(_), .. } => left.min(terms.ttl),
             Liveness { ttl: None, .. } => left,
         };
-        let lease = Arc::new(Lease::new(self.next_id(), hold, terms, ttl, now, seat));
+        let lease = Arc::new(Lease::new(self.queues.number(), hold, terms, ttl, now, seat));
         if let Some(seat) = &lease.state().seat {
             self.queues.at(seat, |queue, _| queue.holds(Arc::downgrade(&lease)));
         }
@@ -201,10 +199,6 @@ impl Engine {
             Attempt::Granted(hold) => Attempt::Granted(self.believed(hold, request.ttl, sent)),
             Attempt::Contended(_) => attempt,
         })
-    }
-
-    fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A panic of the observer ends here: else a lease could be renewed for ever that nobody has.

@@ -91,17 +91,15 @@ impl Engine {
         }
         awaited.running = true;
         drop(awaited);
-        let running = Running { engine: Arc::clone(self), is_over: false };
+        let running = Running(Arc::clone(self));
         self.at_home(async move {
-            let engine = Arc::clone(&running.engine);
+            let Running(engine) = &running;
             while let Some(next) = engine.poller.next_due() {
                 tokio::select! {
                     () = sleep_until(next) => engine.poll_once().await,
                     () = engine.poller.changed.notified() => {}
                 }
             }
-            // The mark was cleared together with the look at the empty list; by now it may be another task's.
-            running.end();
         });
     }
 
@@ -121,12 +119,7 @@ impl Engine {
 impl Poller {
     /// When the next lock is to be asked for; `None`, and the end of the task, if nobody waits.
     fn next_due(&self) -> Option<Instant> {
-        let mut awaited = unpoisoned(&self.awaited);
-        let next = awaited.locks.values().map(|lock| lock.due).min();
-        if next.is_none() {
-            awaited.running = false;
-        }
-        next
+        unpoisoned(&self.awaited).locks.values().map(|lock| lock.due).min()
     }
 
     /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause.
@@ -200,25 +193,14 @@ impl PolledWaiter {
     }
 }
 
-/// If the runtime drops the task, run or not, those who wait have to ask for themselves, and start another one.
-struct Running {
-    engine: Arc<Engine>,
-    is_over: bool,
-}
-
-impl Running {
-    fn end(mut self) {
-        self.is_over = true;
-    }
-}
+/// When the task ends, or the runtime drops it, run or not, those who wait have to ask for themselves, and start another one.
+struct Running(Arc<Engine>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.is_over {
-            let mut awaited = unpoisoned(&self.engine.poller.awaited);
-            awaited.running = false;
-            awaited.locks.values().for_each(Watched::wake_all);
-        }
+        let mut awaited = unpoisoned(&self.0.poller.awaited);
+        awaited.running = false;
+        awaited.locks.values().for_each(Watched::wake_all);
     }
 }
 

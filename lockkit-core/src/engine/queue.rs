@@ -30,7 +30,9 @@ pub(super) struct LocalQueue {
     head: Head,
     /// What the head asks the store for, and with which ttl.
     asked: Option<(Token, Duration)>,
-    known: Known,
+    /// When the store was last heard to say that the lock is held.
+    held_at: Option<Moment>,
+    failing: Option<Failing>,
     /// Consecutive holders of this process, and when the first of them got the lease.
     run: u32,
     run_since: Option<Moment>,
@@ -57,14 +59,6 @@ enum Head {
     IsHanded(Weak<Lease>, Moment),
     /// It has this lease.
     Holds(Weak<Lease>),
-}
-
-/// What the store was heard to say of the lock.
-#[derive(Debug, Default)]
-struct Known {
-    /// When it was last known to be held.
-    held: Option<Moment>,
-    failing: Option<Failing>,
 }
 
 /// The store gives nothing but errors.
@@ -106,7 +100,8 @@ impl LocalQueue {
             seat,
             head: Head::Asks(now, None),
             asked: None,
-            known: Known::default(),
+            held_at: None,
+            failing: None,
             run: 0,
             run_since: None,
             handed: 0,
@@ -222,18 +217,18 @@ impl LocalQueue {
     }
 
     pub(super) fn heard_held(&mut self, at: Moment) {
-        self.known.held = self.known.held.max(Some(at));
-        self.known.failing = None;
+        self.held_at = self.held_at.max(Some(at));
+        self.failing = None;
     }
 
     pub(super) fn heard_error(&mut self, error: &Error, now: Moment) {
         let since = self.failing_since().unwrap_or(now);
-        self.known.failing = Some(Failing { since, last: now, error: error.clone() });
+        self.failing = Some(Failing { since, last: now, error: error.clone() });
     }
 
     /// Since when the store has given nothing but errors.
     pub(super) fn failing_since(&self) -> Option<Moment> {
-        self.known.failing.as_ref().map(|failing| failing.since)
+        self.failing.as_ref().map(|failing| failing.since)
     }
 
     /// What somebody may say who has waited since `start`. Nothing older counts, for the lock may have been free, and the
@@ -242,9 +237,9 @@ impl LocalQueue {
         if let Head::Holds(_) | Head::IsHanded(..) = self.head {
             return Verdict::Contended;
         }
-        match &self.known {
-            Known { failing: Some(failing), .. } if failing.last >= start => Verdict::Failed(failing.error.clone()),
-            Known { failing: None, held: Some(held) } if *held >= start => Verdict::Contended,
+        match (&self.failing, self.held_at) {
+            (Some(failing), _) if failing.last >= start => Verdict::Failed(failing.error.clone()),
+            (None, Some(held)) if held >= start => Verdict::Contended,
             _ => Verdict::Unknown,
         }
     }

@@ -88,7 +88,7 @@ pub(super) struct PendingRelease {
 pub(super) struct Unsettled;
 
 impl PendingRelease {
-    fn new(claim: Claim, lapse: Option<Lapse>, certainty: Certainty, kept: Option<Kept>) -> Self {
+    pub(super) fn new(claim: Claim, lapse: Option<Lapse>, certainty: Certainty, kept: Option<Kept>) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         Self { claim, lapse, certainty, kept, backoff, unsettled: Arc::new(Unsettled) }
     }
@@ -113,7 +113,7 @@ impl PendingRelease {
 }
 
 impl Owed {
-    fn new(engine: &Arc<Engine>, pending: PendingRelease) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, pending: PendingRelease) -> Self {
         Self { engine: BackgroundTask::new(engine), pending, is_settled: false }
     }
 
@@ -190,11 +190,6 @@ pub(super) struct Undo<'a> {
 }
 
 impl Undo<'_> {
-    /// The outcome is known: nothing is left to do.
-    pub(super) fn disarm(&mut self) {
-        self.armed = None;
-    }
-
     /// A release of a lease is about to be sent.
     pub(super) fn arm_release(&mut self, certainty: Certainty, kept: Option<Kept>) {
         (self.armed, self.kept) = (Some(certainty), kept);
@@ -250,8 +245,8 @@ impl Undo<'_> {
         let Ok(answer) = timeout(bound, self.engine.end_at_store(self.claim, None)).await else { return };
         let certainty = self.engine.still(certainty);
         match answer {
-            Ok(Release::Released { .. }) if certainty != Certainty::Twice => self.disarm(),
-            Ok(Release::NotHeld(_)) if certainty < Certainty::Doubtful => self.disarm(),
+            Ok(Release::Released { .. }) if certainty != Certainty::Twice => self.armed = None,
+            Ok(Release::NotHeld(_)) if certainty < Certainty::Doubtful => self.armed = None,
             Ok(_) | Err(_) => {}
         }
     }
@@ -268,7 +263,7 @@ impl Drop for Undo<'_> {
             let lapse = self.engine.lapse_of(self.ttl);
             let mut pending = PendingRelease::new(self.claim.clone(), lapse, certainty, self.kept);
             pending.unsettled = Arc::clone(&self.unsettled);
-            self.engine.reap_owed(Owed::new(self.engine, pending), None);
+            self.engine.reap(pending, None);
         }
         self.engine.outstanding.end();
     }
@@ -302,37 +297,15 @@ impl Engine {
         lease.terms.ttl.max(asked_again_until.map_or(Duration::ZERO, |until| until.since(self.now())))
     }
 
-    /// Ends the lease of `claim` in the background. The seat is given up after the first try, whatever its outcome.
-    pub(super) fn reap(
-        self: &Arc<Self>,
-        claim: Claim,
-        lapse: Option<Lapse>,
-        certainty: Certainty,
-        kept: Option<Kept>,
-        seat: Option<Seat>,
-    ) {
-        self.reap_owed(Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)), seat);
-    }
-
-    fn reap_owed(self: &Arc<Self>, mut owed: Owed, mut seat: Option<Seat>) {
+    /// Ends a lease in the background. The seat is given up after the first try, whatever its outcome.
+    pub(super) fn reap(self: &Arc<Self>, pending: PendingRelease, mut seat: Option<Seat>) {
+        let mut owed = Owed::new(self, pending);
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
         self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {
                 owed.work_off(again).await;
             }
         });
-    }
-
-    /// Ends the lease of `claim` in the background when it is its turn. For leases that are lost, of which there may be thousands at
-    /// once: their releases must not be in the way of the renewals that save the others.
-    pub(super) fn reap_in_turn(
-        self: &Arc<Self>,
-        claim: Claim,
-        lapse: Option<Lapse>,
-        certainty: Certainty,
-        kept: Option<Kept>,
-    ) {
-        self.at_home(Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)).work_off(self.now()));
     }
 
     /// Has those releases tried again whose runtime has ended before they were answered.

@@ -12,7 +12,7 @@ use super::{
     local::{Handed, Seat, Turn},
     outstanding::BackgroundTask,
     queue::Waiter,
-    reaper::Certainty,
+    reaper::{Certainty, Owed, PendingRelease},
 };
 use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
 
@@ -76,7 +76,7 @@ impl Engine {
             }
             Ending::Store(seat, kept) => {
                 let (lapse, certainty) = (self.lapse_of(self.lasts(lease)), Certainty::of(&lease.state(), self.now()));
-                self.reap(lease.claim.clone(), lapse, certainty, kept, seat);
+                self.reap(PendingRelease::new(lease.claim.clone(), lapse, certainty, kept), seat);
             }
         }
     }
@@ -109,7 +109,7 @@ impl Engine {
             && let Some((waiter, counted)) = self.successor(lease, now)
         {
             let seat = state.seat.take();
-            let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
+            let next = Arc::new(lease.succeed(self.queues.number(), waiter.terms, now, seat, &state));
             state.release();
             // For its deadline only: it is renewed once its holder has taken it. An alarm finds the one lease or the other.
             self.register(&next, now);
@@ -268,7 +268,10 @@ impl Engine {
             // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
             LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => granted,
         };
-        self.reap_in_turn(lease.claim.clone(), self.lapse_of(self.lasts(lease)), certainty, kept);
+        let lapse = self.lapse_of(self.lasts(lease));
+        let owed = Owed::new(self, PendingRelease::new(lease.claim.clone(), lapse, certainty, kept));
+        // In its turn, for thousands may be lost at once: their releases must not be in the way of the renewals that save the others.
+        self.at_home(owed.work_off(self.now()));
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
         drop(seat);
     }

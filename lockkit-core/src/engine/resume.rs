@@ -1,11 +1,9 @@
 //! A lease that this process did not acquire, or let go of: taken up again by its token.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{Engine, Lease, LeaseStatus, Terms, reaper::Certainty};
-use crate::{
-    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, LossReason, Mode, Order, Result, Token,
-};
+use crate::{AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, LossReason, Mode, Order, Result, Token};
 
 impl Engine {
     /// Takes the place of a lease, by a claim of its own; `None` if the claim does not hold the lock. A lease that was
@@ -62,22 +60,15 @@ impl Engine {
         let info = self.store.info();
         let about = |error: Error| error.at(what, Some(&mine.key), &info.name);
         terms.check(mine.mode, Order::Any, info).map_err(about)?;
-        let request = AcquireRequest {
-            claim: mine.clone(),
-            ttl: terms.ttl,
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest { floor: terms.fence_above, ..FenceRequest::default() },
-            holder: self.settings.holder.clone(),
-            from: Some(from),
-        };
+        let mut request = AcquireRequest::new(mine.clone(), terms.ttl, self.settings.holder.clone());
+        (request.fence.floor, request.from) = (terms.fence_above, Some(from));
         let mut undo = self.undo(&mine, terms.ttl);
         self.check_open()?;
         undo.arm();
         match self.heard_of(&request, start, self.store.acquire(&request).await) {
             Ok(Attempt::Granted(hold)) if self.is_useful(&hold, terms.ttl, self.now()) => {
                 self.check_open().map_err(|e| about(e.unknown_effect()))?;
-                undo.disarm();
+                undo.granted();
                 let lease = self.admit(hold, terms, None);
                 self.note_granted(&lease, start, false);
                 Ok(Some(lease))

@@ -10,7 +10,7 @@ use super::{
     closed,
     local::{LocalWaiter, Seat, Turn},
     queue::{NotYet, OVERDUE, Verdict},
-    reaper::Certainty,
+    reaper::{Certainty, PendingRelease},
 };
 use crate::{Error, ErrorKind, Moment, Result};
 
@@ -85,7 +85,9 @@ impl Engine {
     /// Goes past a head that is not polled: the seat, or else when to look again.
     fn overtake(self: &Arc<Self>, place: &LocalWaiter) -> Result<Seat, Moment> {
         let now = self.now();
-        let release = |claim, ttl| self.reap(claim, self.lapse_of(ttl), Certainty::Doubtful, None, None);
+        let release = |claim, ttl| {
+            self.reap(PendingRelease::new(claim, self.lapse_of(ttl), Certainty::Doubtful, None), None);
+        };
         place.overtake(now, release).map_err(|not_yet| match not_yet {
             NotYet::Before(later) => later,
             NotYet::Wake(waker) => {

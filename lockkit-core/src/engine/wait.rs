@@ -19,8 +19,8 @@ use super::{
     turn::LocalOutcome,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, LockKey, Moment,
-    Order, Result, Token, Waiting, store::PLACE,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, Hold, LockKey, Moment, Order, Result,
+    Token, Waiting, store::PLACE,
 };
 
 /// The longest wait that is asked of a store at once.
@@ -276,15 +276,11 @@ impl Acquisition<'_> {
     }
 
     fn request(&self, claim: Claim, span: u32, now: Moment) -> AcquireRequest {
-        AcquireRequest {
-            claim,
-            ttl: self.ask.terms.ttl,
-            wait: self.limit.left(now).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT),
-            order: self.ask.order,
-            fence: FenceRequest { floor: self.ask.terms.fence_above, span, ..FenceRequest::default() },
-            holder: self.engine.settings.holder.clone(),
-            from: None,
-        }
+        let mut request = AcquireRequest::new(claim, self.ask.terms.ttl, self.engine.settings.holder.clone());
+        request.wait = self.limit.left(now).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+        request.order = self.ask.order;
+        (request.fence.floor, request.fence.span) = (self.ask.terms.fence_above, span);
+        request
     }
 
     /// What the store said counts for those, too, who wait in the local queue.
