@@ -1,16 +1,10 @@
 //! What a store says unasked is looked into at once.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{Alarm, LockStore, Locker, LossReason, MemoryStore, Outcome, Prefix, Renewal, Renewed, Result};
-use lockkit_testkit::{Alter, Altered, WithInfo};
+use lockkit_testkit::{Alter, Altered, WithInfo, faults::poll_until};
 use tokio::{sync::Semaphore, time::timeout};
 
 /// The first renewal comes no sooner than 9 s after the grant.
@@ -101,8 +95,8 @@ async fn an_answer_reaches_the_task_that_has_the_lease_by_then() -> Result<()> {
     let lock = locker.lock("x").ttl(TTL);
     let first = lock.acquire().await?;
     let (mut second, mut third) = (pin!(lock.acquire()), pin!(lock.acquire()));
-    assert!(poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await);
-    assert!(poll_fn(|context| Poll::Ready(third.as_mut().poll(context).is_pending())).await);
+    assert!(poll_until(second.as_mut(), 1, || {}).await.is_none());
+    assert!(poll_until(third.as_mut(), 1, || {}).await.is_none());
     assert_eq!(first.release().await?, Outcome::Released);
     let second = second.await?;
     alarm.raise_all();

@@ -2,13 +2,11 @@
 //! readers. What holds on every store is in the compliance suite.
 
 use std::{
-    future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -17,7 +15,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock, LockStore,
     Locker, MemoryStore, Outcome, Release, Result, Token,
 };
-use lockkit_testkit::{Alter, Altered};
+use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::time::sleep;
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -122,8 +120,8 @@ async fn a_release_that_is_dropped_keeps_the_lock() -> Result<()> {
     let token = guard.token();
     {
         let mut release = pin!(guard.release());
-        let polled = poll_fn(|context| Poll::Ready(release.as_mut().poll(context).is_pending())).await;
-        assert!(polled, "it waits for the store");
+        let polled = poll_until(release.as_mut(), 1, || {}).await;
+        assert!(polled.is_none(), "it waits for the store");
     }
     kept_by_another(&locker, token).await
 }
@@ -158,8 +156,7 @@ async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> 
     let first = take(&lock).await?;
     let (mut second, mut third) = (pin!(kept.acquire()), pin!(lock.acquire()));
     for next in [second.as_mut() as Pin<&mut dyn Future<Output = Result<Guard>>>, third.as_mut()] {
-        let mut next = next;
-        assert!(poll_fn(|context| Poll::Ready(next.as_mut().poll(context).is_pending())).await);
+        assert!(poll_until(next, 1, || {}).await.is_none());
     }
     // For so long that the next grant has a fence for the one after it.
     sleep(Duration::from_millis(20)).await;
@@ -218,8 +215,8 @@ async fn a_release_that_is_dropped_behind_a_refusal_goes_on() -> Result<()> {
         let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
         {
             let mut release = pin!(guard.release());
-            let polled = poll_fn(|context| Poll::Ready(release.as_mut().poll(context).is_pending())).await;
-            assert!(polled, "{failure:?}: it waits for the store");
+            let polled = poll_until(release.as_mut(), 1, || {}).await;
+            assert!(polled.is_none(), "{failure:?}: it waits for the store");
         }
         locker.shutdown(PATIENCE).await?;
         assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");

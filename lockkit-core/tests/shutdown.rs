@@ -14,7 +14,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Moment, Outcome,
     Release, Result,
 };
-use lockkit_testkit::{Alter, Altered};
+use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -106,11 +106,7 @@ async fn nothing_is_sent_after_a_shutdown() -> Result<()> {
     assert_eq!(guard.release().await?, Outcome::Released);
     let lock = locker.lock("x");
     let mut acquiring = std::pin::pin!(lock.acquire());
-    std::future::poll_fn(|context| {
-        assert!(acquiring.as_mut().poll(context).is_pending());
-        std::task::Poll::Ready(())
-    })
-    .await;
+    assert!(poll_until(acquiring.as_mut(), 1, || {}).await.is_none());
     let before = asked.load(Ordering::SeqCst);
     assert_eq!(before, 1, "it keeps back");
     locker.shutdown(SOON).await?;

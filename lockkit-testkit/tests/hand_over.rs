@@ -1,13 +1,11 @@
 //! Which leases a holder may hand over to the next one of its process, to whom, and for how long while others wait.
 
 use std::{
-    future::Future,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -17,7 +15,7 @@ use lockkit_core::{
     Outcome, Release, Result, Status,
 };
 use lockkit_sim::{Fault, Operation, SimStore};
-use lockkit_testkit::{Alter, Altered};
+use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},
@@ -39,11 +37,7 @@ fn acquiring(lock: &Lock) -> Acquiring {
 }
 
 async fn poll_once(future: &mut Acquiring) {
-    std::future::poll_fn(|context| {
-        assert!(future.as_mut().poll(context).is_pending());
-        Poll::Ready(())
-    })
-    .await;
+    assert!(poll_until(future.as_mut(), 1, || {}).await.is_none());
 }
 
 /// A holder whose grant owns more fences than its own, and those who wait behind it.

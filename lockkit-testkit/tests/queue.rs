@@ -1,13 +1,13 @@
 //! The local queue in front of a store that fails, and futures in it that nobody polls.
 
-use std::{future::Future, pin::Pin, task::Poll, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Error, ErrorKind, Guard, LockStore, Locker, Outcome, Result, Status,
 };
 use lockkit_sim::{Fault, Operation, SimStore};
-use lockkit_testkit::{Alter, Altered, Slow};
+use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -25,11 +25,7 @@ fn acquiring(locker: &Locker) -> Acquiring {
 
 /// Polls a future once, as a `select!` does whose other branch is ready.
 async fn poll_once(future: &mut Acquiring) {
-    std::future::poll_fn(|context| {
-        assert!(future.as_mut().poll(context).is_pending());
-        Poll::Ready(())
-    })
-    .await;
+    assert!(poll_until(future.as_mut(), 1, || {}).await.is_none());
 }
 
 /// Lets everything that can happen now happen.

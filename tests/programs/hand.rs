@@ -1,15 +1,9 @@
 //! One task of a program.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit::{ErrorKind, Guard, Lock, Mode, Outcome, Result, Status, store::Query};
-use lockkit_testkit::history::What;
+use lockkit_testkit::{faults::poll_until, history::What};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -313,19 +307,10 @@ async fn have_patience<F: Future>(patience: Patience, future: F) -> Option<F::Ou
     if goes_on { Some(future.await) } else { None }
 }
 
-/// Polls a future so many times and drops it.
+/// Polls a future so many times, if at all, and drops it.
 async fn polled<F: Future>(times: u64, future: F) -> Option<F::Output> {
-    let (mut future, mut polls) = (pin!(future), 0);
-    poll_fn(|cx| {
-        if polls == times {
-            return Poll::Ready(None);
-        }
-        polls += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(came) => Poll::Ready(Some(came)),
-            Poll::Pending if polls == times => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
+    if times == 0 {
+        return None;
+    }
+    poll_until(pin!(future), times.try_into().expect("few"), || {}).await
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockkit_core::{AcquireRequest, ErrorKind, LockStore, Locker, LossReason, Order, Outcome, Query, Release};
 use lockkit_redis::RedisStore;
+use lockkit_testkit::faults::poll_until;
 
 use crate::{snag::Snag, support::*};
 
@@ -53,11 +54,7 @@ async fn a_lease_that_nobody_takes_lapses() {
     let first = lock.acquire().await.expect("acquire");
     let (mut second, mut third) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
     for future in [&mut second, &mut third] {
-        std::future::poll_fn(|context| {
-            assert!(future.as_mut().poll(context).is_pending());
-            std::task::Poll::Ready(())
-        })
-        .await;
+        assert!(poll_until(future.as_mut(), 1, || {}).await.is_none());
     }
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(first.release().await.expect("release"), Outcome::Released);

@@ -10,7 +10,11 @@ use lockkit_core::{AcquireRequest, Attempt, LockStore, LossReason, Release, Resu
 
 /// Polls a future so many times, each time that it asks to be polled; `before_last` comes before the last time. `None` if it
 /// has not ended by then: it can be dropped at this await, or polled on.
-pub async fn poll_until<F: Future>(mut future: Pin<&mut F>, polls: u32, before_last: impl Fn()) -> Option<F::Output> {
+pub async fn poll_until<F: Future + ?Sized>(
+    mut future: Pin<&mut F>,
+    polls: u32,
+    before_last: impl Fn(),
+) -> Option<F::Output> {
     let mut polled = 0;
     poll_fn(move |cx| {
         polled += 1;

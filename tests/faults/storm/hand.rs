@@ -1,13 +1,6 @@
 //! One task of a worker: all the ways in which a lock is used, as the seed has it.
 
-use std::{
-    future::{Future, poll_fn},
-    num::NonZeroU32,
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{num::NonZeroU32, pin::pin, sync::Arc, time::Duration};
 
 use lockkit::{Guard, Lock, Locker, Mode};
 use tokio::{
@@ -21,6 +14,7 @@ use super::{
 };
 use lockkit_testkit::{
     BoxError,
+    faults::poll_until,
     history::{Recorder, What},
 };
 
@@ -301,15 +295,6 @@ fn heard(recorder: &Recorder, grant: u64, came: Came) -> Result<Option<Held>, Bo
 
 /// Polls a future so many times, if that takes no longer than anybody's patience, and drops it.
 async fn polled<F: Future>(times: u64, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polls = 0;
-    let counted = poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(came) => Poll::Ready(Some(came)),
-        Poll::Pending if polls + 1 >= times => Poll::Ready(None),
-        Poll::Pending => {
-            polls += 1;
-            Poll::Pending
-        }
-    });
-    timeout(Duration::from_millis(PATIENCE), counted).await.ok().flatten()
+    let times = times.try_into().expect("few");
+    timeout(Duration::from_millis(PATIENCE), poll_until(pin!(future), times, || {})).await.ok().flatten()
 }
