@@ -1,8 +1,8 @@
 //! `lockkit doctor`.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::support::{Redis, code, complaint, stdout};
+use crate::support::{Redis, code, complaint, lockkit, stdout};
 use lockkit_testkit::servers::{
     MySqlOptions, MySqlServer, Persistence, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
     ZooKeeperFlavor, ZooKeeperServer,
@@ -10,8 +10,7 @@ use lockkit_testkit::servers::{
 use serde_json::{Value, json};
 
 fn doctor(store: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
-    command.env("LOCKKIT_STORE", store).arg("doctor").args(arguments).output().unwrap()
+    lockkit(&[&["doctor"], arguments].concat()).env("LOCKKIT_STORE", store).output().unwrap()
 }
 
 /// What the doctor says, after a check that the documentation lists all of it.
@@ -92,8 +91,7 @@ async fn every_kind_of_store_is_looked_at() {
     let output = doctor(&mysql.url(), &["--json"]);
     assert_eq!(code(&output), 78);
     assert_eq!(troubles(&report(&output)), pairs(&[("error", "table")]));
-    let made = Command::new(env!("CARGO_BIN_EXE_lockkit")).args(["init", "--store", &mysql.url()]).output().unwrap();
-    assert_eq!(code(&made), 0);
+    assert_eq!(code(&lockkit(&["init", "--store", &mysql.url()]).output().unwrap()), 0);
     assert_eq!(code(&doctor(&mysql.url(), &[])), 0);
 
     let zookeeper = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.unwrap();

@@ -1,13 +1,12 @@
 //! `lockkit init` and `lockkit gc`.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::support::{code, stdout};
+use crate::support::{self, code, complaint, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer};
 
 fn lockkit(store: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
-    command.env("LOCKKIT_STORE", store).args(arguments).output().expect("lockkit runs")
+    support::lockkit(arguments).env("LOCKKIT_STORE", store).output().expect("lockkit runs")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -16,8 +15,8 @@ async fn the_table_is_made_and_tidied() {
     let url = server.url();
     // Without the table nothing works, and the one line says how to make it.
     let output = lockkit(&url, &["ls"]);
-    let complaint = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!((code(&output), complaint.lines().count()), (78, 1), "{complaint}");
+    let complaint = complaint(&output);
+    assert_eq!(code(&output), 78, "{complaint}");
     assert!(complaint.contains("lockkit init") && complaint.contains("CREATE TABLE"), "{complaint}");
 
     let output = lockkit(&url, &["init"]);

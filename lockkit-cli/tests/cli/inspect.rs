@@ -76,9 +76,7 @@ fn who_shows_the_queue_in_order() {
     for (number, (line, mode)) in lines.iter().zip(modes).enumerate() {
         let holder = format!("number {number}");
         let arguments = [&["--ttl", "60s", "--holder", holder.as_str()][..], mode].concat();
-        let mut command = redis.run("k", &arguments, "exec 3>$LINE; echo up >&3; read x <$GO");
-        line.give(&mut command);
-        running.push(Running::start(command));
+        running.push(line.begin(redis.run("k", &arguments, "exec 3>$LINE; echo up >&3; read x <$GO")));
         if number == 0 {
             assert_eq!(line.hear(), "up");
         }

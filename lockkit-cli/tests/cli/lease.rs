@@ -31,9 +31,7 @@ struct Stubborn {
 fn stubborn(ttl: &str) -> Stubborn {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--ttl", ttl], STUBBORN);
-    line.give(&mut command);
-    let running = Running::start(command);
+    let running = line.begin(redis.run("k", &["--ttl", ttl], STUBBORN));
     for _ in 0..3 {
         assert_eq!(line.hear(), "up");
     }
@@ -203,9 +201,7 @@ fn cmd_dies_with_lockkit() {
 fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo $PPID >&3; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let mut running = Running::start(command);
+    let mut running = line.begin(redis.run("k", &[], "exec 3>$LINE; echo $PPID >&3; echo up >&3; read x <$GO"));
     let lockkit = line.hear();
     assert_eq!(line.hear(), "up");
     signal_watchdog(&lockkit, "KILL");
@@ -326,9 +322,7 @@ fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
     for signal in ["STOP", "KILL"] {
         let redis = Redis::start();
         let line = Line::new();
-        let mut command = redis.run("k", &["--ttl", "3s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8");
-        line.give(&mut command);
-        let running = Running::start(command);
+        let running = line.begin(redis.run("k", &["--ttl", "3s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8"));
         let lockkit = line.hear();
         signal_watchdog(&lockkit, signal);
         redis.await_renewal("k");
@@ -365,8 +359,7 @@ fn the_lock_is_kept_for_what_can_not_be_killed() {
     command.args(["run", "--key", "k", "--ttl", "6s", "--", "sh", "-c", script]);
     command.env("LOCKKIT_STORE", redis.url()).env("PERL", file("perl"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    line.give(&mut command);
-    let mut running = Running::start(command);
+    let mut running = line.begin(command);
     assert_eq!(line.hear(), "ready");
     redis.freeze();
     assert_eq!(line.hear(), "term");

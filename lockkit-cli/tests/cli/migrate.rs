@@ -8,7 +8,7 @@ use std::{
 use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 use serde_json::Value;
 
-use crate::support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
+use crate::support::{Line, Redis, Terminal, code, complaint, eventually, lockkit, stdout};
 
 /// Two private servers, and what moves between them.
 struct Stores {
@@ -86,11 +86,8 @@ fn a_lock_is_held_all_the_way_there_and_back() {
     assert!(refused(&stores.migrate(&["start"]), 64).contains("--yes"));
     let stores = stores.started();
     let line = Line::new();
-    let script = "exec 3>$LINE; echo on >&3; read x <$GO";
-    let mut job = stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]);
-    line.give(&mut job);
-    let running = Running::start(job);
-    assert_eq!(line.hear(), "on");
+    let script = "exec 3>$LINE; echo up >&3; read x <$GO";
+    let running = line.start(stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]));
     let held_as = |wanted: &[(&str, &str)]| stores.held_as(wanted);
     held_as(&[("old", "old")]);
     stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
@@ -126,11 +123,8 @@ async fn cmd_goes_on_under_a_lease_that_becomes_shorter() {
         let output = stores.migrate(&["start", "--max-ttl", "12s", "--fresh", "200ms", "--yes"]);
         assert_eq!(code(&output), 0, "{output:?}");
         let line = Line::new();
-        let script = "exec 3>$LINE; echo on >&3; read x <$GO";
-        let mut job = stores.command(&["run", "--key", "job", "--ttl", "12s", "--", "sh", "-c", script]);
-        line.give(&mut job);
-        let running = Running::start(job);
-        assert_eq!(line.hear(), "on");
+        let script = "exec 3>$LINE; echo up >&3; read x <$GO";
+        let running = line.start(stores.command(&["run", "--key", "job", "--ttl", "12s", "--", "sh", "-c", script]));
         stores.step(&["advance", "--yes"], "both");
         stores.held_as(&[("old", "both"), ("new", "both")]);
         for _ in 0..2 {
@@ -149,15 +143,9 @@ fn the_new_store_is_tried_out_and_clients_are_shown() {
     stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
     let (line, other) = (Line::new(), Line::new());
     // Somebody else has the lock in the new store, where nothing is decided.
-    let mut taken = stores.new.run("job", &[], "exec 3>$LINE; echo on >&3; read x <$GO");
-    other.give(&mut taken);
-    let taken = Running::start(taken);
-    assert_eq!(other.hear(), "on");
-    let script = "exec 3>$LINE; echo on >&3; read x <$GO";
-    let mut job = stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]);
-    line.give(&mut job);
-    let running = Running::start(job);
-    assert_eq!(line.hear(), "on");
+    let taken = other.start(stores.new.run("job", &[], "exec 3>$LINE; echo up >&3; read x <$GO"));
+    let script = "exec 3>$LINE; echo up >&3; read x <$GO";
+    let running = line.start(stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]));
     eventually("its refusal is shown", || {
         let status = stores.status();
         let client = &status["clients"][0];
@@ -210,10 +198,7 @@ fn who_looks_on_sees_how_long_a_drain_goes_on() {
 fn a_plain_client_stops_a_step() {
     let stores = Stores::new().started();
     let line = Line::new();
-    let mut job = stores.old.run("job", &[], "exec 3>$LINE; echo on >&3; read x <$GO");
-    line.give(&mut job);
-    let plain = Running::start(job);
-    assert_eq!(line.hear(), "on");
+    let plain = line.start(stores.old.run("job", &[], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let complaint = refused(&stores.migrate(&["advance", "--yes"]), 78);
     assert!(complaint.contains("\"job\"") && complaint.contains("know nothing"), "{complaint}");
     assert_eq!(stores.status()["phase"], "old");

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Line, Redis, Running, by_the_clock, code, complaint, lock, stdout};
+use crate::support::{Line, Redis, by_the_clock, code, complaint, lock, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -92,9 +92,7 @@ fn a_nested_run_on_a_lease_that_is_over_acquires_for_itself() {
     let inner = format!("{LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_FENCE'");
     let script = format!("echo $LOCKKIT_FENCE; echo up >&2; read x <$GO; {inner}");
     let line = Line::new();
-    let mut command = redis.run("k", &["--ttl", "60s"], &script);
-    line.give(&mut command);
-    let mut outer = Running::start(command);
+    let mut outer = line.begin(redis.run("k", &["--ttl", "60s"], &script));
     assert_eq!(outer.complaint(), "up");
     redis.command(&["DEL", &lock("k")]);
     line.go();
@@ -157,9 +155,7 @@ fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
     let stubborn =
         "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo $PPID >&3; while :; do : >$LINE.alive; sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- sh -c '{stubborn}'; echo \"inner $?\" >&2; read x <$GO");
-    let mut command = redis.run("k", &["--ttl", "6s"], &script);
-    line.give(&mut command);
-    let mut outer = Running::start(command);
+    let mut outer = line.begin(redis.run("k", &["--ttl", "6s"], &script));
     line.hear();
     redis.await_renewal("k");
     // The outer run stands still, and its watchdog lets CMD live until the lease would have lapsed.
@@ -182,9 +178,7 @@ fn a_nested_run_waits_for_the_answer_of_an_outer_one_that_stands_still() {
     let line = Line::new();
     let inner = format!("{LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_FENCE >&3'");
     let script = format!("exec 3>$LINE; echo $LOCKKIT_FENCE >&3; read x <$GO; {inner}");
-    let mut command = redis.run("k", &["--ttl", "60s"], &script);
-    line.give(&mut command);
-    let mut outer = Running::start(command);
+    let mut outer = line.begin(redis.run("k", &["--ttl", "60s"], &script));
     let fence = line.hear();
     outer.signal("STOP");
     line.go();
@@ -202,9 +196,7 @@ fn the_watchdog_of_a_run_that_is_killed_keeps_the_loan_until_it_is_done() {
     let redis = Redis::start();
     let line = Line::new();
     let inner = format!("{LOCKKIT} run --key k --no-wait -- sh -c 'exec 3>$LINE; echo $PPID >&3; sleep 1000 & wait'");
-    let mut command = redis.run("k", &["--ttl", "3s"], &format!("{inner}; exit 3"));
-    line.give(&mut command);
-    let outer = Running::start(command);
+    let outer = line.begin(redis.run("k", &["--ttl", "3s"], &format!("{inner}; exit 3")));
     let killed = line.hear();
     let watchdog = std::process::Command::new("pgrep").args(["-P", &killed, "-f", "__watch"]).output().unwrap();
     let handle = std::fs::read_link(format!("/proc/{}/fd/1", stdout(&watchdog).trim())).unwrap();

@@ -1,17 +1,14 @@
 //! `lockkit race` as a user runs it.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
+use crate::support::{complaint, lockkit};
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use serde_json::Value;
 
 fn race(args: &[&str], store: Option<&str>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
-    command.arg("race").args(args).env_remove("LOCKKIT_STORE");
-    if let Some(url) = store {
-        command.env("LOCKKIT_STORE", url);
-    }
-    command.output().expect("lockkit runs")
+    let mut command = lockkit(&[&["race"], args].concat());
+    command.envs(store.map(|url| ("LOCKKIT_STORE", url))).output().expect("lockkit runs")
 }
 
 fn schemes(output: &Output) -> Vec<Value> {
@@ -21,10 +18,8 @@ fn schemes(output: &Output) -> Vec<Value> {
 }
 
 fn one_line(output: &Output) -> String {
-    let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
-    assert_eq!(text.lines().count(), 1, "{text}");
     assert!(output.stdout.is_empty(), "{output:?}");
-    text
+    complaint(output)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,10 +53,7 @@ fn the_holder_is_named_after_cmd() {
 fn a_held_lock_is_not_acquired() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &["--holder", "the first"], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let first = Running::start(command);
-    line.hear();
+    let first = line.start(redis.run("k", &["--holder", "the first"], "exec 3>$LINE; echo up >&3; read x <$GO"));
 
     let output = redis.run("k", &["--no-wait"], "echo ran").output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (75, String::new()));
@@ -83,10 +80,7 @@ fn a_held_lock_is_not_acquired() {
 fn who_gives_up_waiting_leaves_nothing_behind() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let first = Running::start(command);
-    line.hear();
+    let first = line.start(redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let mut second = Running::start(redis.run("k", &[], "echo ran"));
     second.complaint();
     second.signal("TERM");
@@ -119,9 +113,7 @@ fn signals_that_end_reach_all_of_cmd() {
             "exec 2>/dev/null 3>$LINE; trap 'echo cmd >&3; wait; exit 9' {signal}
              sh -c \"{child}\" & setsid sh -c \"{child}\" & while :; do wait; done"
         );
-        let mut command = redis.run("k", &[], &script);
-        line.give(&mut command);
-        let mut running = Running::start(command);
+        let mut running = line.begin(redis.run("k", &[], &script));
         // A shell ignores INT and QUIT in what it puts into the background, and such a shell can't trap them.
         let background = matches!(signal, "TERM" | "HUP");
         assert_eq!((line.hear(), line.hear()), ("up".into(), "up".into()));
@@ -182,9 +174,7 @@ fn what_was_ignored_stays_ignored() {
 fn what_cmd_leaves_behind_does_not_keep_the_lock() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "(exec 3>$LINE; echo up >&3; read x <$GO) >/dev/null 2>&1 & exit 3");
-    line.give(&mut command);
-    let running = Running::start(command);
+    let running = line.begin(redis.run("k", &[], "(exec 3>$LINE; echo up >&3; read x <$GO) >/dev/null 2>&1 & exit 3"));
     assert_eq!(code(&running.end()), 3);
     assert!(!redis.is_held("k"));
     assert_eq!(line.hear(), "up");
@@ -224,9 +214,8 @@ async fn a_release_that_fails_once_is_repeated_before_the_end() {
     let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
     let line = Line::new();
     let script = "exec 3>$LINE; echo up >&3; read x <$GO; exit 6";
-    let mut command = lockkit(&["run", "--store", &url, "--key", "k", "--ttl", "60s", "--", "sh", "-c", script]);
-    line.give(&mut command);
-    let running = Running::start(command);
+    let running =
+        line.begin(lockkit(&["run", "--store", &url, "--key", "k", "--ttl", "60s", "--", "sh", "-c", script]));
     let (heard, line) = tokio::task::spawn_blocking(move || (line.hear(), line)).await.unwrap();
     assert_eq!(heard, "up");
     proxy.drop_reply_after(lock("k"), 1);
@@ -245,10 +234,7 @@ async fn a_release_that_fails_once_is_repeated_before_the_end() {
 fn waiters_are_gone_with_their_process() {
     let redis = Redis::start();
     let line = Line::new();
-    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
-    line.give(&mut command);
-    let first = Running::start(command);
-    line.hear();
+    let first = line.start(redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO"));
     let second = Running::start(redis.run("k", &[], "true"));
     eventually("a waiter", || redis.who("k")["waiters"] == 1);
     drop(second);

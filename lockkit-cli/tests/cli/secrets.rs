@@ -1,6 +1,6 @@
 //! Whatever is given in the wrong place or in the wrong way, the command repeats no part of a URL.
 
-use std::{cell::Cell, process::Command, time::Instant};
+use std::{cell::Cell, time::Instant};
 
 use crate::support::{PATIENCE, Redis, code, complaint, lockkit, stdout};
 use lockkit_testkit::servers::{MySqlOptions, MySqlServer};
@@ -196,8 +196,7 @@ async fn a_password_in_the_place_of_the_user_is_not_told_by_the_server_either() 
 /// For scripts that hide the password as the documentation advises.
 #[test]
 fn the_environment_is_not_shown() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
-    let output = command.args(["race", "--help"]).env("LOCKKIT_STORE", "redis://:Xs3cr3tX@h").output().unwrap();
+    let output = lockkit(&["race", "--help"]).env("LOCKKIT_STORE", "redis://:Xs3cr3tX@h").output().unwrap();
     assert!(!stdout(&output).contains("Xs3cr3tX"));
 }
 

@@ -134,8 +134,7 @@ async fn a_session_is_no_lease_without_end() {
         let script = "exec 3>$LINE; echo $LOCKKIT_TTL_MS >&3; read x <$GO";
         let mut command = lockkit(&["run", "--key", "k", "--ttl", "60s", "--", "sh", "-c", script]);
         command.env("LOCKKIT_STORE", &url);
-        line.give(&mut command);
-        let first = Running::start(command);
+        let first = line.begin(command);
         let ttl = Duration::from_millis(line.hear().parse().unwrap());
         assert!(ttl <= Duration::from_secs(5) && ttl > Duration::from_secs(2), "{ttl:?}");
         let mut command = lockkit(&["run", "--key", "k", "--no-wait", "--", "true"]);

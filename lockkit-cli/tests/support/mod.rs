@@ -202,11 +202,16 @@ impl Line {
         command.env("LINE", self.path()).env("GO", self.dir.path().join("go"));
     }
 
+    /// Starts a program that has this line.
+    pub(crate) fn begin(&self, mut command: Command) -> Running {
+        self.give(&mut command);
+        Running::start(command)
+    }
+
     /// Starts a program that says here when it is up.
     #[track_caller]
-    pub(crate) fn start(&self, mut command: Command) -> Running {
-        self.give(&mut command);
-        let running = Running::start(command);
+    pub(crate) fn start(&self, command: Command) -> Running {
+        let running = self.begin(command);
         assert_eq!(self.hear(), "up");
         running
     }
