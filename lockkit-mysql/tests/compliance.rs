@@ -8,7 +8,7 @@ use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
     faults::Proxy,
-    servers::{Keep, MySqlFlavor, MySqlOptions, MySqlServer},
+    servers::{MySqlFlavor, MySqlOptions, MySqlServer, Process},
 };
 use tokio::sync::OnceCell;
 
@@ -101,20 +101,8 @@ impl Server for Private {
         Ok((Arc::new(MySqlStore::connect(config).await?), proxy))
     }
 
-    async fn kill(&self) -> Result<(), BoxError> {
-        Ok(self.server().await?.kill().await?)
-    }
-
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
-        Ok(self.server().await?.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?)
-    }
-
-    async fn freeze(&self) -> Result<(), BoxError> {
-        Ok(self.server().await?.freeze().await?)
-    }
-
-    async fn thaw(&self) -> Result<(), BoxError> {
-        Ok(self.server().await?.thaw()?)
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Ok(vec![&**self.server().await?])
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {

@@ -21,7 +21,7 @@ use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
     faults::{Direction, Framing, Proxy},
     servers::{
-        Keep, MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+        MySqlOptions, MySqlServer, Persistence, Process, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
     },
 };
 use lockkit_zk::ZkStore;
@@ -204,32 +204,8 @@ impl Server for Private {
         Ok((Arc::new(nodes.config(config()).durable(true).connect().await?), proxy))
     }
 
-    async fn kill(&self) -> Result<(), BoxError> {
-        for server in &self.servers {
-            server.kill().await?;
-        }
-        Ok(())
-    }
-
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
-        for server in &self.servers {
-            server.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?;
-        }
-        Ok(())
-    }
-
-    async fn freeze(&self) -> Result<(), BoxError> {
-        for server in &self.servers {
-            server.freeze().await?;
-        }
-        Ok(())
-    }
-
-    async fn thaw(&self) -> Result<(), BoxError> {
-        for server in &self.servers {
-            server.thaw()?;
-        }
-        Ok(())
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Ok(self.servers.iter().map(|server| &**server).collect())
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {

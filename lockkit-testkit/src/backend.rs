@@ -5,7 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore};
 
-use crate::faults::Proxy;
+use crate::{
+    faults::Proxy,
+    servers::{Keep, Process},
+};
 
 /// Any error; a backend reports what it likes.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -39,6 +42,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A private server that a case may harm. It is stopped when dropped.
+///
+/// One that runs in processes of its own names them, and so has [`kill`](Self::kill), [`restart`](Self::restart),
+/// [`freeze`](Self::freeze) and [`thaw`](Self::thaw).
 #[async_trait]
 pub trait Server: fmt::Debug + Send + Sync {
     /// Opens a client.
@@ -63,29 +69,57 @@ pub trait Server: fmt::Debug + Send + Sync {
         self.open_through_proxy().await
     }
 
+    /// The server's processes. What is done to the server is done to each of them in turn.
+    ///
+    /// # Errors
+    /// When the server does not come up. By default always: the server has no processes.
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Err("the server has no processes".into())
+    }
+
     /// Kills the server at once.
     ///
     /// # Errors
     /// When there is nothing to kill.
-    async fn kill(&self) -> Result<(), BoxError>;
+    async fn kill(&self) -> Result<(), BoxError> {
+        for process in self.processes().await? {
+            process.kill().await?;
+        }
+        Ok(())
+    }
 
     /// Starts the killed server again on the same port, with its data or without.
     ///
     /// # Errors
     /// When it does not come up.
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError>;
+    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
+        for process in self.processes().await? {
+            process.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?;
+        }
+        Ok(())
+    }
 
     /// Stops the server from running until it is thawed. Its sockets stay open.
     ///
     /// # Errors
     /// When there is nothing to freeze.
-    async fn freeze(&self) -> Result<(), BoxError>;
+    async fn freeze(&self) -> Result<(), BoxError> {
+        for process in self.processes().await? {
+            process.freeze().await?;
+        }
+        Ok(())
+    }
 
     /// Lets the server run again.
     ///
     /// # Errors
     /// When there is nothing to thaw.
-    async fn thaw(&self) -> Result<(), BoxError>;
+    async fn thaw(&self) -> Result<(), BoxError> {
+        for process in self.processes().await? {
+            process.thaw()?;
+        }
+        Ok(())
+    }
 
     /// Deletes a lock behind the clients' back, as an administrator would.
     ///

@@ -8,7 +8,7 @@ use lockkit_core::{Clock, LockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
     faults::{Framing, Proxy},
-    servers::{Keep, ZooKeeperFlavor, ZooKeeperServer},
+    servers::{Process, ZooKeeperFlavor, ZooKeeperServer},
 };
 use lockkit_zk::{ZkConfig, ZkStore};
 use tokio::sync::Mutex;
@@ -88,20 +88,8 @@ impl Server for PrivateServer {
         Ok((Arc::new(ZkStore::connect(config).await?), proxy))
     }
 
-    async fn kill(&self) -> Result<(), BoxError> {
-        Ok(self.server.kill().await?)
-    }
-
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
-        Ok(self.server.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?)
-    }
-
-    async fn freeze(&self) -> Result<(), BoxError> {
-        Ok(self.server.freeze().await?)
-    }
-
-    async fn thaw(&self) -> Result<(), BoxError> {
-        Ok(self.server.thaw()?)
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Ok(vec![&*self.server])
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {

@@ -10,7 +10,7 @@ use lockkit::{
 use lockkit_testkit::{
     Backend, BoxError, Server,
     faults::{Framing, Proxy},
-    servers::{Keep, Persistence, RedisFlavor, RedisOptions, RedisServer},
+    servers::{Persistence, Process, RedisFlavor, RedisOptions, RedisServer},
 };
 
 /// One kind of Redis server. Most cases share one instance; those that harm theirs get one of their own.
@@ -74,20 +74,8 @@ impl Server for Private {
         Ok((Arc::new(RedisStore::connect(config).await?), proxy))
     }
 
-    async fn kill(&self) -> Result<(), BoxError> {
-        Ok(self.0.kill().await?)
-    }
-
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
-        Ok(self.0.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?)
-    }
-
-    async fn freeze(&self) -> Result<(), BoxError> {
-        Ok(self.0.freeze().await?)
-    }
-
-    async fn thaw(&self) -> Result<(), BoxError> {
-        Ok(self.0.thaw()?)
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Ok(vec![&*self.0])
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {

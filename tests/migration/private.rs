@@ -11,7 +11,7 @@ use lockkit::{
 use lockkit_testkit::{
     Backend, BoxError, Server,
     faults::{Framing, Proxy},
-    servers::{Keep, Persistence, RedisOptions, RedisServer},
+    servers::{Persistence, Process, RedisOptions, RedisServer},
 };
 
 use crate::pair::short;
@@ -106,20 +106,8 @@ impl Server for Private {
         Ok((store.await?, proxy))
     }
 
-    async fn kill(&self) -> Result<(), BoxError> {
-        Ok(self.harmed().kill().await?)
-    }
-
-    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
-        Ok(self.harmed().restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?)
-    }
-
-    async fn freeze(&self) -> Result<(), BoxError> {
-        Ok(self.harmed().freeze().await?)
-    }
-
-    async fn thaw(&self) -> Result<(), BoxError> {
-        Ok(self.harmed().thaw()?)
+    async fn processes(&self) -> Result<Vec<&Process>, BoxError> {
+        Ok(vec![&**self.harmed()])
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {
