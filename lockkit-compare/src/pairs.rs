@@ -323,7 +323,7 @@ impl Leases {
                 })
             });
             for task in tasks.collect::<Vec<_>>() {
-                renewals.push(Renewal { claim: task.await??, ttl: TTL, depth: 1, fence_floor: None, holder: None });
+                renewals.push(Renewal::new(task.await??, TTL));
             }
         }
         Ok(Self { store, renewals })

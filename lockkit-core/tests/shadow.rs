@@ -123,7 +123,7 @@ async fn acquire(dual: &Dual, name: &str) -> Result<Claim> {
 }
 
 async fn renew(dual: &Dual, claim: &Claim) -> Result<()> {
-    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = Renewal::new(claim.clone(), TTL);
     let Renewed::Held(_) = dual.renew(&[renewal]).await.remove(0)? else { panic!("it is held") };
     Ok(())
 }
@@ -235,7 +235,7 @@ async fn what_follows_a_lease_that_is_lost_is_given_back() -> Result<()> {
     let claim = acquire(&dual, "x").await?;
     world.until("the new store has it", async || Ok(dual.tally().granted == 1)).await?;
     world.old.release(&claim).await?;
-    let renewal = Renewal { claim, ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = Renewal::new(claim, TTL);
     let Renewed::Lost(_) = dual.renew(&[renewal]).await.remove(0)? else { panic!("nobody has it") };
     // Long before nobody would have renewed it for too long.
     for _ in 0..100 {

@@ -234,13 +234,8 @@ impl Dual {
     /// Raises the old store's counter to what the new store granted, while the lock is held there (rule M8); `None` if it is not
     /// any more.
     async fn raise(&self, request: &AcquireRequest, entry: &Entry, held: Held) -> Result<Option<Hold>> {
-        let renewal = Renewal {
-            claim: entry.at(Side::Old),
-            ttl: request.ttl,
-            depth: 1,
-            fence_floor: Some(held.last_fence()),
-            holder: None,
-        };
+        let renewal =
+            Renewal { fence_floor: Some(held.last_fence()), ..Renewal::new(entry.at(Side::Old), request.ttl) };
         match renew_one(&**self.pair.at(Side::Old), renewal).await? {
             Renewed::Held(hold) => Ok(Some(hold)),
             Renewed::Lost(_) => Ok(None),
@@ -266,8 +261,7 @@ impl Dual {
 
     /// The same claim again (rule R1): the grant goes on.
     async fn repeat(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let renewal =
-            Renewal { claim: request.claim.clone(), ttl: request.ttl, depth: 1, fence_floor: None, holder: None };
+        let renewal = Renewal::new(request.claim.clone(), request.ttl);
         match self.renew_in_phase(&[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),

@@ -98,7 +98,7 @@ impl Registration {
     async fn renew(&mut self, dual: &Dual) -> bool {
         let Some((home, claim)) = &self.held else { return false };
         let holder = Some(self.describe(dual));
-        let renewal = Renewal { claim: claim.clone(), ttl: ttl(&**home), depth: 1, fence_floor: None, holder };
+        let renewal = Renewal { holder, ..Renewal::new(claim.clone(), ttl(&**home)) };
         match home.renew(&[renewal]).await.pop() {
             Some(Ok(Renewed::Lost(_))) => {
                 // Where leases end with the session, what is left of one that was never known to be granted would stay.

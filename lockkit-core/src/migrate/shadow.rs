@@ -172,7 +172,7 @@ impl Follower {
         let mut ttl = *renewals.borrow();
         while let Ok(Ok(())) = timeout(2 * ttl, renewals.changed()).await {
             ttl = *renewals.borrow_and_update();
-            let renewal = Renewal { claim: self.claim.clone(), ttl, depth: 1, fence_floor: None, holder: None };
+            let renewal = Renewal::new(self.claim.clone(), ttl);
             match self.store.renew(&[renewal]).await.pop() {
                 Some(Ok(Renewed::Held(_))) => {}
                 Some(Ok(Renewed::Lost(_))) => return self.answers.note(Answer::Lost),

@@ -70,7 +70,7 @@ async fn a_repeated_claim_has_the_grant_on_record(ctx: Arc<Ctx>) {
     let lockkit_core::Attempt::Granted(first) = store.acquire(&asked).await.expect("acquire") else {
         panic!("it was free")
     };
-    let deeper = lockkit_core::Renewal { claim: mine.clone(), ttl: TTL, depth: 3, fence_floor: None, holder: None };
+    let deeper = lockkit_core::Renewal { depth: 3, ..lockkit_core::Renewal::new(mine.clone(), TTL) };
     drop(store.renew(&[deeper]).await.remove(0).expect("renew"));
     let again = hold(&store, &mine).await;
     assert_eq!((again.fence, again.span, again.depth), (first.fence, 65, 3));

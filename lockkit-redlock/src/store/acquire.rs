@@ -57,8 +57,7 @@ impl Quorum {
     async fn repeat(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
         let grant = self.claims.get(&request.claim.token).and_then(|entry| entry.grant());
         let depth = grant.map_or(1, |Grant { depth, .. }| depth);
-        let renewal =
-            Renewal { claim: request.claim.clone(), ttl: request.ttl, depth, fence_floor: None, holder: None };
+        let renewal = Renewal { depth, ..Renewal::new(request.claim.clone(), request.ttl) };
         match renew::renew(self, &[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),

@@ -68,8 +68,7 @@ async fn a_healed_node_shows_the_name_that_a_renewal_gave() {
         until_held_at(node, &mine).await;
     }
     let taken_up = HolderInfo::new("another process");
-    let renewal =
-        Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: Some(taken_up.clone()) };
+    let renewal = Renewal { holder: Some(taken_up.clone()), ..Renewal::new(mine.clone(), TTL) };
     let renewed = store.renew(&[renewal]).await.remove(0).expect("renew");
     assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
     stores[0].forget_all();

@@ -70,7 +70,7 @@ impl Scene {
             asked.wait = LONG;
             refused_to_wait(store, &Claim { key: asked.claim.key.clone(), ..claim("-") }).await;
         }
-        let renewal = Renewal { claim: self.mine.0.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
+        let renewal = Renewal::new(self.mine.0.clone(), LONG);
         let dropped = match call {
             Call::Renew => self.leave(store.renew(&[renewal]), polls, async {}).await,
             Call::Release => self.leave(store.release(&asked.claim), polls, async {}).await,
@@ -122,8 +122,7 @@ impl Scene {
     /// Asks everything whose answer is known.
     async fn ask(&self) {
         let Self { store, mine: (mine, fence), theirs, .. } = self;
-        let renewal =
-            |claim: &Claim| Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
+        let renewal = |claim: &Claim| Renewal::new(claim.clone(), LONG);
         let answers = store.renew(&[renewal(mine), renewal(theirs), renewal(&claim("nobody's"))]).await;
         assert!(
             matches!(&answers[..], [Ok(Renewed::Held(mine)), _, Ok(Renewed::Lost(_))] if mine.fence == *fence),

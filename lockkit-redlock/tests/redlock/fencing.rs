@@ -239,7 +239,7 @@ async fn a_lease_is_taken_up_whose_nodes_show_different_names() {
     let hold = hold(&quorum(&stores), &mine).await;
     assert!(matches!(stores[2].release(&mine).await.expect("release"), Release::Released { .. }));
     let holder = Some(HolderInfo::new("the next"));
-    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder };
+    let renewal = Renewal { holder, ..Renewal::new(mine.clone(), TTL) };
     assert!(matches!(stores[1].renew(&[renewal]).await.remove(0).expect("renew"), Renewed::Held(_)));
     let next = Locker::builder(quorum(&stores)).holder(HolderInfo::new("the next")).build();
     assert_eq!(next.lock("a").inspect().await.expect("inspect").holders.len(), 1);
@@ -257,7 +257,7 @@ async fn a_renewal_that_can_not_tell_the_fence_may_have_changed_something() {
     }
     let mine = claim("a");
     let hold = hold(&quorum(&stores), &mine).await;
-    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = Renewal::new(mine.clone(), TTL);
     let error = quorum(&stores).renew(&[renewal]).await.remove(0).expect_err("no fence");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
     // Another claim takes its place all the same.

@@ -93,7 +93,7 @@ pub(super) async fn renew(
     ttl: Duration,
     depth: u32,
 ) -> Result<Renewed, BoxError> {
-    let renewal = Renewal { claim: claim.clone(), ttl, depth, fence_floor: None, holder: None };
+    let renewal = Renewal { depth, ..Renewal::new(claim.clone(), ttl) };
     let mut answers = store.renew(&[renewal]).await;
     assert_eq!(answers.len(), 1, "one answer for each renewal");
     Ok(answers.remove(0)?)

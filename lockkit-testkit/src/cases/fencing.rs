@@ -119,7 +119,7 @@ async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> CaseResult {
     let mine = request(&key, LONG)?;
     let hold = grant(&store, &mine).await?;
     let floor = hold.fence.offset(1_000_000_000);
-    let renewal = Renewal { claim: mine.claim.clone(), ttl: LONG, depth: 1, fence_floor: Some(floor), holder: None };
+    let renewal = Renewal { fence_floor: Some(floor), ..Renewal::new(mine.claim.clone(), LONG) };
     match store.renew(&[renewal]).await.remove(0)? {
         Renewed::Held(renewed) => assert_eq!(renewed.fence, hold.fence),
         Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
@@ -136,7 +136,7 @@ async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> CaseResult {
     let hold = grant(&store, &mine).await?;
     let floor = hold.fence.offset(2_000_000_000);
     let foreign = request(&key, LONG)?.claim;
-    let renewal = Renewal { claim: foreign, ttl: LONG, depth: 1, fence_floor: Some(floor), holder: None };
+    let renewal = Renewal { fence_floor: Some(floor), ..Renewal::new(foreign, LONG) };
     assert!(matches!(store.renew(&[renewal]).await.remove(0)?, Renewed::Lost(_)));
     store.release(&mine.claim).await?;
     let next = grant_released(&store, &request(&key, LONG)?).await?;

@@ -209,7 +209,7 @@ async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> CaseResult {
         (Some("a third"), 3, "a third"),
     ] {
         let holder = holder.map(HolderInfo::new);
-        let renewal = Renewal { claim: asked.claim.clone(), ttl: LONG, depth, fence_floor: None, holder };
+        let renewal = Renewal { depth, holder, ..Renewal::new(asked.claim.clone(), LONG) };
         match store.renew(&[renewal]).await.pop().ok_or("no answer")?? {
             Renewed::Held(renewed) => assert_eq!((renewed.fence, renewed.depth), (hold.fence, depth)),
             Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),

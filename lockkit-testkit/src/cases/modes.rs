@@ -218,8 +218,7 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> CaseResult {
             // there had been one.
             let good = super::request(&ctx.key()?, LONG)?;
             let held = super::grant(&store, &good).await?.claim;
-            let renewal =
-                |claim: &Claim| Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
+            let renewal = |claim: &Claim| Renewal::new(claim.clone(), LONG);
             let answers = store.renew(&[renewal(&request.claim), renewal(&held)]).await;
             let [Err(error), Ok(Renewed::Held(_))] = &answers[..] else {
                 return Err(format!("{what}, but a renewal with one beside it is answered with {answers:?}").into());

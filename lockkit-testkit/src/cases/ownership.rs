@@ -173,13 +173,7 @@ async fn many_renewals_have_an_answer_each(ctx: Ctx) -> CaseResult {
         if number % 3 != 0 {
             grant(&store, &mine).await?;
         }
-        renewals.push(lockkit_core::Renewal {
-            claim: mine.claim,
-            ttl: LONG * 2,
-            depth: 1 + number,
-            fence_floor: None,
-            holder: None,
-        });
+        renewals.push(lockkit_core::Renewal { depth: 1 + number, ..lockkit_core::Renewal::new(mine.claim, LONG * 2) });
     }
     let answers = store.renew(&renewals).await;
     assert_eq!(answers.len(), renewals.len(), "one answer for each renewal");

@@ -367,7 +367,7 @@ pub(super) fn lost(reason: LossReason) -> BoxError {
 
 /// Asks once.
 async fn renewal_of(store: &Arc<dyn LockStore>, claim: &Claim) -> StoreResult<Renewed> {
-    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None, holder: None }];
+    let renewal = [Renewal::new(claim.clone(), HELD)];
     let answer = store.renew(&renewal).await.pop();
     answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
 }

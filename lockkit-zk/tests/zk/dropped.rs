@@ -101,8 +101,7 @@ async fn what_is_dropped_on_its_way_leaves_nothing_behind() {
             if *name != "release" {
                 // The count that is written is the one that is asked for, also when it was another for a moment.
                 for depth in [3, 1] {
-                    let renewal =
-                        Renewal { claim: world.held.clone(), ttl: TTL, depth, fence_floor: None, holder: None };
+                    let renewal = Renewal { depth, ..Renewal::new(world.held.clone(), TTL) };
                     match world.store.renew(&[renewal]).await.remove(0) {
                         Ok(Renewed::Held(hold)) => assert_eq!((hold.fence, hold.depth), (mine.fence, depth), "{place}"),
                         lost => panic!("{place}: {lost:?}"),
