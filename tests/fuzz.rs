@@ -10,11 +10,12 @@ use std::{
 };
 
 use lockkit::{
-    Fence, HolderInfo, LockKey, Mode, Token,
+    Fence, HolderInfo,
     mysql::{MySqlConfig, schema},
     store::{AcquireRequest, Attempt, Claim, LockStore, Query, Renewal},
 };
 use lockkit_testkit::{
+    calls::claim,
     faults::Proxy,
     servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
@@ -224,13 +225,7 @@ async fn one_case(
                 let ttl = Duration::from_secs(20);
                 drop(
                     store
-                        .renew(&[Renewal {
-                            claim: mine.clone(),
-                            ttl,
-                            depth: 1,
-                            fence_floor: Some(Fence::new(7)),
-                            holder: None,
-                        }])
+                        .renew(&[Renewal { fence_floor: Some(Fence::new(7)), ..Renewal::new(mine.clone(), ttl) }])
                         .await,
                 );
             }
@@ -293,11 +288,6 @@ async fn knows_the_truth(store: &Arc<dyn LockStore>, held: &Claim) -> Result<(),
         }
     }
     Err(format!("it does not recover: {last}"))
-}
-
-fn claim(name: &str) -> Claim {
-    let key = LockKey::new(name).expect("a name");
-    Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive }
 }
 
 fn request(claim: &Claim, wait: Duration) -> AcquireRequest {

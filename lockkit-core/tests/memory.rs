@@ -5,16 +5,16 @@ mod paused;
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, ErrorKind, Fence, Fencing, HolderInfo, Liveness, LockKey,
-    LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Capability, Clock, ErrorKind, Fence, Fencing, HolderInfo, Liveness, LockKey, LockStore,
+    Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
 };
+use lockkit_testkit::calls::claim;
 use tokio::time::Instant;
 
 use crate::paused::paused_store;
 
 fn request(name: &str, ttl: Duration) -> AcquireRequest {
-    let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("random"));
-    AcquireRequest::new(Claim { key, token, mode: Mode::Exclusive }, ttl, HolderInfo::new("test"))
+    AcquireRequest::new(claim(name), ttl, HolderInfo::new("test"))
 }
 
 /// However long it has waited by then.
@@ -68,8 +68,7 @@ async fn fences_end_with_an_error() -> Result<()> {
     }
     asked.fence.floor = Fence::NONE;
     let Attempt::Granted(hold) = store.acquire(&asked).await? else { panic!("free") };
-    let renewal =
-        Renewal { claim: hold.claim, ttl: asked.ttl, depth: 1, fence_floor: Some(Fence::new(u64::MAX)), holder: None };
+    let renewal = Renewal { fence_floor: Some(Fence::new(u64::MAX)), ..Renewal::new(hold.claim, asked.ttl) };
     assert!(store.renew(std::slice::from_ref(&renewal)).await.remove(0).is_ok());
     store.release(&renewal.claim).await?;
     assert_eq!(store.acquire(&request("x", asked.ttl)).await.expect_err("no room").kind(), ErrorKind::InvalidInput);

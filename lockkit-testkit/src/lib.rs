@@ -8,6 +8,7 @@
 mod altered;
 mod backend;
 pub mod broken;
+pub mod calls;
 pub mod cases;
 mod check;
 pub mod crowd;

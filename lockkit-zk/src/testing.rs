@@ -2,10 +2,9 @@
 
 use std::{pin::pin, time::Duration};
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Hold, HolderInfo, LockKey, LockStore as _, Mode, Result, Token,
-};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Effect, Hold, HolderInfo, LockKey, LockStore as _, Result};
 use lockkit_testkit::{
+    calls,
     faults::{Direction, Proxy},
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
@@ -23,8 +22,7 @@ pub(crate) async fn server() -> ZooKeeperServer {
 
 /// A new claim on the lock `a`.
 pub(crate) fn claim() -> Claim {
-    let (key, token) = (LockKey::new("a").expect("name"), Token::random().expect("random"));
-    Claim { key, token, mode: Mode::Exclusive }
+    calls::claim("a")
 }
 
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
@@ -32,10 +30,7 @@ pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
 }
 
 pub(crate) fn granted(answer: Result<Attempt>) -> Hold {
-    match answer.expect("acquire") {
-        Attempt::Granted(hold) => hold,
-        other @ Attempt::Contended(_) => panic!("not granted: {other:?}"),
-    }
+    calls::granted(answer.expect("acquire"))
 }
 
 /// Gives a session up while the answer to `asked` is on its way, when it holds these claims and one more: for the sake of that one the

@@ -14,11 +14,11 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState, LockKey, LockStore,
-    MemoryStore, Mode, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
+    MemoryStore, Query, Release, Renewal, Renewed, Result, ShiftedClock,
     migrate::{Dual, Migration, Phase, Start},
     store::{Record, Records, Swap},
 };
-use lockkit_testkit::{Alter, Altered};
+use lockkit_testkit::{Alter, Altered, calls::claim};
 use tokio::sync::{Notify, watch};
 
 pub(crate) const TTL: Duration = Duration::from_secs(2);
@@ -85,12 +85,11 @@ impl World {
 }
 
 pub(crate) fn request(name: &str) -> AcquireRequest {
-    let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("random"));
-    AcquireRequest::new(Claim { key, token, mode: Mode::Exclusive }, TTL, HolderInfo::new("tester"))
+    AcquireRequest::new(claim(name), TTL, HolderInfo::new("tester"))
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
+    Renewal::new(claim.clone(), TTL)
 }
 
 /// A store whose answers stay away while it is held up, and which can be cut off. What it was asked has its effect.

@@ -73,7 +73,7 @@ async fn who_shares_a_lock_with_nobody_takes_one_statement(ctx: Arc<Ctx>) {
             let hold = granted(&store, &mine).await;
             assert!(hold.fence > last, "{} after {last}", hold.fence);
             assert_eq!(stored(&mut raw, &mine).await, (true, 0));
-            assert!(is_held(&renew(&store, Renewal { depth: 2, ..renewal(&mine) }).await));
+            assert!(is_held(&renew(&store, &Renewal { depth: 2, ..renewal(&mine) }).await));
             assert_eq!(stored(&mut raw, &mine).await, (true, 0));
             for query in [Query::Keys(vec![mine.key.clone()]), Query::Prefix(mine.key.as_str().to_owned())] {
                 let states = store.inspect(&query).await.expect("inspect");
@@ -223,7 +223,7 @@ async fn a_renewal_and_a_release_find_out_that_others_came(ctx: Arc<Ctx>) {
         let left = state(&store, &one).await.holders.iter().filter_map(|holder| holder.remaining).min();
         assert!(left.is_some_and(|left| left > TTL / 2), "{left:?}");
         free(&store, &one).await;
-        assert_eq!(lost(renew(&store, renewal(&one)).await), LossReason::Taken);
+        assert_eq!(lost(renew(&store, &renewal(&one)).await), LossReason::Taken);
         free(&other, &two).await;
         // Without a renewal in between; and another way round: the first goes, the second stays.
         granted(&store, &one).await;
@@ -233,7 +233,7 @@ async fn a_renewal_and_a_release_find_out_that_others_came(ctx: Arc<Ctx>) {
         for claim in [&lonely, &exclusive] {
             free(&store, claim).await;
         }
-        assert_eq!(lost(renew(&store, renewal(&lonely)).await), LossReason::Gone);
+        assert_eq!(lost(renew(&store, &renewal(&lonely)).await), LossReason::Gone);
     }
 }
 
@@ -243,10 +243,10 @@ async fn a_renewal_that_gives_a_name_keeps_the_mode(ctx: Arc<Ctx>) {
         let mine = share(&claim(), mode);
         granted(&store, &mine).await;
         let named = Renewal { holder: Some(HolderInfo::new("another name")), ..renewal(&mine) };
-        assert!(is_held(&renew(&store, named).await));
+        assert!(is_held(&renew(&store, &named).await));
         let state = state(&store, &mine).await;
         assert_eq!((state.holders[0].info.as_str(), state.holders[0].mode), ("another name", mode));
-        assert!(is_held(&renew(&store, renewal(&mine)).await));
+        assert!(is_held(&renew(&store, &renewal(&mine)).await));
         granted(&store, &share(&mine, mode)).await;
         free(&store, &mine).await;
     }
@@ -259,14 +259,14 @@ async fn whoever_knows_the_token_can_release_it(ctx: Arc<Ctx>) {
     for mode in SHARES {
         let mine = share(&claim(), mode);
         granted(&store, &mine).await;
-        assert!(is_held(&renew(&other, renewal(&mine)).await));
+        assert!(is_held(&renew(&other, &renewal(&mine)).await));
         free(&other, &mine).await;
         assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Gone));
         let mine = rival(&mine);
         granted(&store, &mine).await;
         let broken = breaker.break_lock(mine.key.as_str(), mine.token).await.expect("break");
         assert!(matches!(broken, Release::Released { .. }), "{broken:?}");
-        assert_eq!(lost(renew(&store, renewal(&mine)).await), LossReason::Gone);
+        assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
         // A name that leaves no room for the mark.
         let mut long = request(&rival(&mine));
         long.holder = HolderInfo::new(&"x".repeat(HolderInfo::MAX_BYTES));
@@ -314,7 +314,7 @@ async fn claims_that_are_over_do_not_come_back_with_the_next_group(ctx: Arc<Ctx>
     granted(&store, &two).await;
     let shown: HashSet<_> = state(&store, &one).await.holders.iter().filter_map(|holder| holder.token).collect();
     assert_eq!(shown, HashSet::from([one.token, two.token]));
-    assert_eq!(lost(renew(&store, renewal(&dead)).await), LossReason::Taken);
+    assert_eq!(lost(renew(&store, &renewal(&dead)).await), LossReason::Taken);
     for claim in [&one, &two] {
         free(&store, claim).await;
     }
@@ -356,7 +356,7 @@ async fn a_lost_reply_leaves_nothing_behind(ctx: Arc<Ctx>) {
                 let ask = async {
                     match step {
                         "acquire" => attempt(&store, &mine).await.map(drop),
-                        "renew" => renew(&store, renewal(&mine)).await.map(drop),
+                        "renew" => renew(&store, &renewal(&mine)).await.map(drop),
                         _ => store.release(&mine).await.map(drop),
                     }
                 };
@@ -367,11 +367,11 @@ async fn a_lost_reply_leaves_nothing_behind(ctx: Arc<Ctx>) {
                 }
                 proxy.release(Direction::ToClient);
                 if step == "renew" {
-                    eventually("it is held", async || is_held(&renew(&store, renewal(&mine)).await)).await;
+                    eventually("it is held", async || is_held(&renew(&store, &renewal(&mine)).await)).await;
                 }
                 eventually("it is released", async || store.release(&mine).await.is_ok()).await;
                 if others_come {
-                    assert!(is_held(&renew(&other, renewal(&theirs)).await), "{mode:?} {step}");
+                    assert!(is_held(&renew(&other, &renewal(&theirs)).await), "{mode:?} {step}");
                     contended(
                         attempt(&other, &Claim { mode: Mode::Exclusive, ..rival(&mine) }).await.expect("acquire"),
                     );

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, LockKey, LockStore, Locker, Mode, Order, Outcome, Token, store::PLACE};
+use lockkit_core::{AcquireRequest, Claim, LockStore, Locker, Mode, Order, Outcome, store::PLACE};
 use lockkit_mysql::MySqlStore;
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
@@ -128,10 +128,7 @@ async fn renewals_of_many_locks_and_all_else_do_not_deadlock(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let before = conflicts(&server).await;
     let (until, mut tasks) = (Instant::now() + Duration::from_secs(4), Vec::new());
-    let reader = |name: &str| {
-        let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("token"));
-        Claim { key, token, mode: Mode::Shared }
-    };
+    let reader = |name: &str| lockkit_testkit::calls::claim_as(Mode::Shared, name);
     let asks = |claim: &Claim, ttl, wait| AcquireRequest { order: Order::Fifo, ttl, wait, ..request(claim) };
     for number in 0..6 {
         let store = MySqlStore::connect(config(&server)).await.expect("connect");
@@ -230,7 +227,7 @@ async fn a_client_that_waits_for_the_table_of_claims_has_no_row_locked(ctx: Arc<
                     store.acquire(&in_order).await.map(drop)
                 }
                 "release" => store.release(&shared).await.map(drop),
-                _ => renew(&store, renewal(&shared)).await.map(drop),
+                _ => renew(&store, &renewal(&shared)).await.map(drop),
             }
         };
         let row_is_free = async {
@@ -244,5 +241,5 @@ async fn a_client_that_waits_for_the_table_of_claims_has_no_row_locked(ctx: Arc<
         assert!(answer.expect_err(what).is_retryable(), "{what}");
     }
     somebody.execute("UNLOCK TABLES").await.expect("unlock");
-    assert!(is_held(&renew(&store, renewal(&held)).await));
+    assert!(is_held(&renew(&store, &renewal(&held)).await));
 }

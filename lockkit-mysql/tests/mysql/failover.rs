@@ -131,7 +131,7 @@ async fn a_refused_statement_makes_other_connections_look_again(ctx: Arc<Ctx>) {
     one.and(two).expect("two connections");
     hold(&store, &mine).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-    is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
+    is_refused(&renew(&store, &renewal(&mine)).await.expect_err("no writes"));
     looks_again(&server, &store).await;
 }
 
@@ -158,7 +158,7 @@ async fn a_former_primary_says_of_no_lease_that_it_is_over(ctx: Arc<Ctx>) {
             look(&store).await.expect("it has a connection that is known to be good");
             server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
             let answer = match what {
-                "renew" => renew(&store, renewal(&unknown)).await.map(|answer| format!("{answer:?}")),
+                "renew" => renew(&store, &renewal(&unknown)).await.map(|answer| format!("{answer:?}")),
                 _ => store.release(&unknown).await.map(|answer| format!("{answer:?}")),
             };
             let error = answer.expect_err(what);
@@ -190,8 +190,8 @@ async fn a_statement_that_grants_looks_itself_whether_the_server_takes_writes(ct
             store.acquire(&AcquireRequest { from: Some(mine.token), ..request(&rival(&mine)) }).await.map(drop)
         }
         "share" => attempt(&store, &rival(&free_reader)).await.map(drop),
-        "renew" => renew(&store, renewal(&mine)).await.map(drop),
-        "renew a share" => renew(&store, renewal(&reader)).await.map(drop),
+        "renew" => renew(&store, &renewal(&mine)).await.map(drop),
+        "renew a share" => renew(&store, &renewal(&reader)).await.map(drop),
         _ => store.compare_and_set(&name, Some(&text), None).await.map(drop),
     };
     for what in ["acquire", "replace", "share", "renew", "renew a share", "change a record"] {

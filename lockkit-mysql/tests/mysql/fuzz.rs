@@ -114,7 +114,7 @@ async fn judge(store: &MySqlStore, raw: &mut MySqlConnection, row: &Row) -> Resu
     match (attempt(store, &mine).await, is_taken) {
         (Ok(Attempt::Contended(_)), true) => {}
         (Ok(Attempt::Granted(hold)), false) if hold.fence > Fence::new(row.last) => {
-            match renew(store, renewal(&mine)).await.map_err(says)? {
+            match renew(store, &renewal(&mine)).await.map_err(says)? {
                 Renewed::Held(again) if again.fence == hold.fence => {}
                 other => return Err(format!("{hold:?} was granted, and renewed: {other:?}")),
             }
@@ -126,7 +126,7 @@ async fn judge(store: &MySqlStore, raw: &mut MySqlConnection, row: &Row) -> Resu
         (other, _) => return Err(format!("{other:?}")),
     }
     if is_taken {
-        match renew(store, renewal(&mine)).await {
+        match renew(store, &renewal(&mine)).await {
             Ok(Renewed::Lost(_)) => {}
             other => return Err(format!("renewed: {other:?}")),
         }

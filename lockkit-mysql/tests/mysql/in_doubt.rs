@@ -18,8 +18,8 @@ use sqlx::{Connection as _, Executor as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Ctx, TTL, Undriven, attempt, claim, config, end, free, hold, is_held, lock_rows, proxied, raw, renew, renewal,
-    request, rival, tests,
+    Ctx, TTL, Undriven, attempt, claim, config, end, eventually_within, free, hold, is_held, lock_rows, proxied, raw,
+    renew, renewal, request, rival, tests,
 };
 
 tests! {
@@ -90,7 +90,7 @@ impl Scene {
             Ok(Attempt::Contended(_)) => {}
             other => wrong.push(format!("another process's lock: {other:?}")),
         }
-        let renewed = renew(&self.store, renewal(&self.mine)).await;
+        let renewed = renew(&self.store, &renewal(&self.mine)).await;
         if !is_held(&renewed) {
             wrong.push(format!("the renewal of a held lease: {renewed:?}"));
         }
@@ -134,7 +134,7 @@ async fn every_question_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
                     "acquire" => drop(attempt(&scene.store, &claim()).await),
                     "try again" => drop(attempt(&scene.store, &scene.mine).await),
                     "release" => drop(scene.store.release(&rival(&scene.mine)).await),
-                    "renew" => drop(renew(&scene.store, renewal(&rival(&scene.mine))).await),
+                    "renew" => drop(renew(&scene.store, &renewal(&rival(&scene.mine))).await),
                     "inspect" => drop(scene.store.inspect(&Query::Keys(vec![claim().key])).await),
                     "list" => drop(scene.store.inspect(&Query::Prefix("nobody/".into())).await),
                     "gc" => drop(scene.store.remove_unused(Duration::from_secs(3600)).await),
@@ -457,11 +457,8 @@ async fn a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody(ctx: Arc<Ctx
 
 /// Grants the lock to somebody, as soon as the server lets anybody have it.
 async fn granted(store: &MySqlStore, claim: &Claim) {
-    let start = Instant::now();
-    while !matches!(attempt(store, claim).await, Ok(Attempt::Granted(_))) {
-        assert!(start.elapsed() < Duration::from_secs(8), "the row stays locked");
-        sleep(Duration::from_millis(20)).await;
-    }
+    let is_granted = async || matches!(attempt(store, claim).await, Ok(Attempt::Granted(_)));
+    eventually_within(Duration::from_secs(8), "the row is free", is_granted).await;
 }
 
 /// The client stands still while it is told that a statement of its transaction failed.
@@ -505,10 +502,7 @@ async fn an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody(ctx: 
     let asked = undriven.run(asked).await;
     assert!(asked.is_err(), "the reply was held back: {asked:?}");
     proxy.release(Direction::ToClient);
-    let start = Instant::now();
-    while store.release(&left).await.is_err() {
-        assert!(start.elapsed() < Duration::from_secs(8), "its release waits for ever");
-    }
+    eventually_within(Duration::from_secs(8), "its release ends", async || store.release(&left).await.is_ok()).await;
     granted(&ctx.store().await, &rival(&left)).await;
     hold(&store, &claim()).await;
     drop(undriven);

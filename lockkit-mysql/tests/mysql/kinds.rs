@@ -75,10 +75,7 @@ async fn take(store: &MySqlStore, claim: &Claim, ttl: Duration) -> Attempt {
 }
 
 async fn granted(store: &MySqlStore, claim: &Claim) -> lockkit_core::Hold {
-    match take(store, claim, crate::support::TTL).await {
-        Attempt::Granted(hold) => hold,
-        other => panic!("not granted: {other:?}"),
-    }
+    lockkit_testkit::calls::granted(take(store, claim, crate::support::TTL).await)
 }
 
 async fn locker(ctx: &Ctx) -> Locker {
@@ -148,8 +145,8 @@ async fn clients_that_know_nothing_of_readers_are_kept_out(ctx: Arc<Ctx>) {
         let held = contended(attempt(&old, &mine).await.expect("acquire"));
         assert!(held.retry_after.is_some_and(|left| left > Duration::from_secs(10)), "{held:?}");
         assert_eq!(old.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
-        assert_eq!(lost(renew(&old, renewal(&mine)).await), LossReason::Taken);
-        assert!(is_held(&renew(&store, renewal(&reader)).await));
+        assert_eq!(lost(renew(&old, &renewal(&mine)).await), LossReason::Taken);
+        assert!(is_held(&renew(&store, &renewal(&reader)).await));
         assert!(matches!(store.release(&reader).await, Ok(Release::Released { .. })));
         let fence = hold(&old, &mine).await.fence;
         contended(take(&store, &reader, SOON).await);
@@ -179,12 +176,12 @@ async fn members_of_a_group_that_ended_are_lost(ctx: Arc<Ctx>) {
     granted(&store, &mine).await;
     let by_hand = "UPDATE resource_lock SET expires = NULL WHERE resource_name = ?";
     sqlx::query(by_hand).bind(mine.key.as_str().as_bytes()).execute(&mut raw).await.expect("freed");
-    assert_eq!(lost(renew(&store, renewal(&mine)).await), LossReason::Gone);
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
     hold(&store, &writer).await;
-    assert_eq!(lost(renew(&store, renewal(&mine)).await), LossReason::Taken);
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Taken);
     free(&store, &writer).await;
     granted(&store, &shared(&mine, Mode::Shared)).await;
-    assert_eq!(lost(renew(&store, renewal(&mine)).await), LossReason::Taken);
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Taken);
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
 }
 
@@ -201,7 +198,7 @@ async fn a_lapsed_permit_is_free_again(ctx: Arc<Ctx>) {
     let left = held.retry_after.expect("a time");
     assert!(left <= ttl, "{left:?}");
     tokio::time::sleep(left).await;
-    assert_eq!(lost(renew(&store, renewal(&short)).await), LossReason::Taken);
+    assert_eq!(lost(renew(&store, &renewal(&short)).await), LossReason::Taken);
     granted(&store, &late).await;
     contended(take(&store, &shared(&short, mode), SOON).await);
     let error = store.acquire(&request(&shared(&short, Mode::Permit { limit: NonZeroU32::MIN }))).await;
@@ -321,11 +318,11 @@ async fn a_transaction_that_keeps_the_row_is_an_error(ctx: Arc<Ctx>) {
     again.order = Order::Fifo;
     let error = store.acquire(&again).await.expect_err("the row is locked");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
-    let error = renew(&store, renewal(&mine)).await.expect_err("the row is locked");
+    let error = renew(&store, &renewal(&mine)).await.expect_err("the row is locked");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     end(&mut raw).await;
     granted(&store, &again.claim).await;
-    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    assert!(is_held(&renew(&store, &renewal(&mine)).await));
     assert_eq!(status(&mut raw, "Connections").await, connected, "a new connection was made");
 }
 
@@ -340,7 +337,7 @@ async fn is_exclusive_only(store: &MySqlStore) {
     assert_eq!(of_claims(store).len(), 1, "{:?}", store.warnings());
     let mine = claim();
     hold(store, &mine).await;
-    assert!(is_held(&renew(store, renewal(&mine)).await));
+    assert!(is_held(&renew(store, &renewal(&mine)).await));
     assert!(store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].waiters.is_none());
     assert_eq!(store.inspect(&Query::Prefix(mine.key.as_str().to_owned())).await.expect("inspect").len(), 1);
     free(store, &mine).await;

@@ -82,7 +82,7 @@ async fn a_renewal_of_another_store_s_claim_tells_of_its_grant(ctx: Arc<Ctx>) {
     asked.fence.span = 7;
     let Attempt::Granted(hold) = store.acquire(&asked).await.expect("acquire") else { panic!("it was free") };
     for _ in 0..2 {
-        match renew(&other, renewal(&mine)).await.expect("renew") {
+        match renew(&other, &renewal(&mine)).await.expect("renew") {
             Renewed::Held(again) => assert_eq!((again.fence, again.span), (hold.fence, 7)),
             other => panic!("{other:?}"),
         }
@@ -103,7 +103,7 @@ async fn a_renewal_tells_of_the_last_grant_although_its_answer_was_lost(ctx: Arc
     let asked = tokio::time::timeout(Duration::from_millis(200), attempt(&store, &mine)).await;
     assert!(asked.is_err(), "the reply was held back: {asked:?}");
     proxy.release(Direction::ToClient);
-    match renew(&store, renewal(&mine)).await.expect("renew") {
+    match renew(&store, &renewal(&mine)).await.expect("renew") {
         Renewed::Held(again) => assert!(again.fence > first.fence, "{} is of the grant before", again.fence),
         other => panic!("{other:?}"),
     }
@@ -134,7 +134,7 @@ async fn a_renewal_that_waited_for_a_row_shortens_no_lease(ctx: Arc<Ctx>) {
     };
     let waits = async || status(&mut counts, "Innodb_row_lock_current_waits").await == 1;
     eventually("it waits for the row", waits).await;
-    assert!(is_held(&renew(&store, renewal(&claims[1])).await));
+    assert!(is_held(&renew(&store, &renewal(&claims[1])).await));
     let believed = end_of(&server, &claims[1]).await;
     end(&mut raw).await;
     drop(both.await.expect("no panic"));
@@ -150,7 +150,7 @@ async fn a_renewal_for_a_shorter_time_shortens_no_lease(ctx: Arc<Ctx>) {
         asked.order = Order::Fifo;
         assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))));
         let short = Renewal { ttl: Duration::from_secs(1), ..renewal(&mine) };
-        assert!(is_held(&renew(&store, short).await));
+        assert!(is_held(&renew(&store, &short).await));
         let other = Claim { mode: Mode::Exclusive, ..rival(&mine) };
         let other = contended(attempt(&store, &other).await.expect("acquire"));
         let left = other.retry_after.expect("a time");

@@ -56,7 +56,7 @@ async fn a_password_works_without_tls(ctx: Arc<Ctx>) {
     let config = with_user(&ctx, "plain", "SELECT, INSERT, UPDATE, DELETE").await;
     let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
     hold(&store, &mine).await;
-    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    assert!(is_held(&renew(&store, &renewal(&mine)).await));
     free(&store, &mine).await;
 }
 
@@ -80,7 +80,7 @@ async fn a_read_only_server_is_unavailable(ctx: Arc<Ctx>) {
     for error in [
         attempt(&store, &claim()).await.expect_err("no writes"),
         store.release(&mine).await.expect_err("no writes"),
-        renew(&store, renewal(&mine)).await.expect_err("no writes"),
+        renew(&store, &renewal(&mine)).await.expect_err("no writes"),
         MySqlStore::connect(config).await.map(drop).expect_err("no primary"),
     ] {
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
@@ -145,7 +145,7 @@ async fn hostile_settings_change_nothing(ctx: Arc<Ctx>) {
         assert!(granted.fence.get() > last, "{} after {last}", granted.fence);
         last = granted.fence.get();
         crate::support::contended(attempt(&other, &crate::support::rival(&mine)).await.expect("acquire"));
-        assert!(is_held(&renew(&store, renewal(&mine)).await));
+        assert!(is_held(&renew(&store, &renewal(&mine)).await));
         free(&store, &mine).await;
     }
 }

@@ -7,12 +7,11 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode, Release,
-    Renewal, Renewed, Result, Token,
-};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Hold, HolderInfo, LockStore, Renewal, Renewed, Result, Token};
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
+pub(crate) use lockkit_testkit::calls::{contended, eventually, eventually_within, free, lost, renew};
 use lockkit_testkit::{
+    calls,
     faults::Proxy,
     servers::{MySqlFlavor, MySqlOptions, MySqlServer},
 };
@@ -124,8 +123,7 @@ pub(crate) async fn end(raw: &mut MySqlConnection) {
 /// A claim of a name that nobody else uses.
 pub(crate) fn claim() -> Claim {
     let token = Token::random().expect("token");
-    let key = LockKey::new(format!("test/{}", &token.reveal()[..12])).expect("name");
-    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
+    calls::claim(&format!("test/{}", &token.reveal()[..12]))
 }
 
 /// Another's claim of the same name.
@@ -142,41 +140,15 @@ pub(crate) async fn attempt(store: &MySqlStore, claim: &Claim) -> Result<Attempt
 }
 
 pub(crate) async fn hold(store: &MySqlStore, claim: &Claim) -> Hold {
-    match attempt(store, claim).await.expect("acquire") {
-        Attempt::Granted(hold) => hold,
-        other => panic!("not granted: {other:?}"),
-    }
-}
-
-pub(crate) fn contended(attempt: Attempt) -> Contention {
-    match attempt {
-        Attempt::Contended(contention) => contention,
-        other => panic!("not contended: {other:?}"),
-    }
+    calls::granted(attempt(store, claim).await.expect("acquire"))
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
-}
-
-pub(crate) async fn renew(store: &MySqlStore, renewal: Renewal) -> Result<Renewed> {
-    store.renew(&[renewal]).await.remove(0)
-}
-
-pub(crate) fn lost(renewed: Result<Renewed>) -> LossReason {
-    match renewed.expect("renew") {
-        Renewed::Lost(reason) => reason,
-        Renewed::Held(hold) => panic!("held: {hold:?}"),
-    }
+    Renewal::new(claim.clone(), TTL)
 }
 
 pub(crate) fn is_held(renewed: &Result<Renewed>) -> bool {
     matches!(renewed, Ok(Renewed::Held(_)))
-}
-
-pub(crate) async fn free(store: &MySqlStore, claim: &Claim) {
-    let released = store.release(claim).await.expect("release");
-    assert!(matches!(released, Release::Released { .. }), "{released:?}");
 }
 
 /// A runtime that is driven while something [runs](Self::run) on it, and at no other time.
@@ -200,15 +172,6 @@ impl Undriven {
 impl Drop for Undriven {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
-    }
-}
-
-/// Waits until something is true that takes asking.
-pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
-    let start = std::time::Instant::now();
-    while !is_true().await {
-        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

@@ -46,10 +46,10 @@ async fn found_rows_decide_nothing(ctx: Arc<Ctx>) {
     let other = rival(&mine);
     let contention = contended(attempt(&store, &other).await.expect("acquire"));
     assert_eq!(contention.holder.expect("holder").as_str(), "test: holder");
-    assert_eq!(lost(renew(&store, renewal(&other)).await), LossReason::Taken);
+    assert_eq!(lost(renew(&store, &renewal(&other)).await), LossReason::Taken);
     assert_eq!(store.release(&other).await.expect("release"), Release::NotHeld(LossReason::Taken));
     for _ in 0..3 {
-        assert!(is_held(&renew(&store, renewal(&mine)).await));
+        assert!(is_held(&renew(&store, &renewal(&mine)).await));
     }
     free(&store, &mine).await;
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Gone));
@@ -134,7 +134,7 @@ async fn a_busy_pool_does_not_starve_renewals_and_releases(ctx: Arc<Ctx>) {
         .collect();
     tokio::time::sleep(Duration::from_millis(100)).await;
     let asked = Instant::now();
-    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    assert!(is_held(&renew(&store, &renewal(&mine)).await));
     free(&store, &mine).await;
     assert!(asked.elapsed() < Duration::from_millis(400), "it took {:?}", asked.elapsed());
     assert!(stuck.iter().any(|task| !task.is_finished()), "the pool was not busy");
@@ -172,7 +172,7 @@ async fn a_locked_row_is_an_error_without_effect(ctx: Arc<Ctx>) {
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
     assert!(error.is_retryable());
     end(&mut raw).await;
-    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    assert!(is_held(&renew(&store, &renewal(&mine)).await));
 }
 
 /// A table that is locked as a whole, by hand or for a backup, holds up no statement for longer than a row does.
@@ -188,7 +188,7 @@ async fn a_locked_table_is_an_error_without_effect(ctx: Arc<Ctx>) {
         let ask = async |what| match what {
             "acquire" => attempt(&store, &rival(&mine)).await.map(drop),
             "acquire in order" => attempt(&store, &shared).await.map(drop),
-            "renew" => renew(&store, renewal(&mine)).await.map(drop),
+            "renew" => renew(&store, &renewal(&mine)).await.map(drop),
             _ => store.release(&rival(&mine)).await.map(drop),
         };
         for what in ["acquire", "acquire in order", "renew", "release"] {
@@ -203,7 +203,7 @@ async fn a_locked_table_is_an_error_without_effect(ctx: Arc<Ctx>) {
             assert!(error.is_retryable());
         }
         raw.execute("UNLOCK TABLES").await.expect("unlock");
-        assert!(is_held(&renew(&store, renewal(&mine)).await));
+        assert!(is_held(&renew(&store, &renewal(&mine)).await));
     }
 }
 

@@ -406,7 +406,7 @@ async fn a_lease_lapses_on_the_servers_clock() {
     let first = hold(&store, &mine).await;
     let mut connection = server.raw();
     raw::<()>(&mut connection, "PEXPIRE lockkit:a 1");
-    eventually("it lapses", || raw::<u32>(&mut connection, "EXISTS lockkit:a") == 0).await;
+    eventually("it lapses", async || raw::<u32>(&mut connection, "EXISTS lockkit:a") == 0).await;
     let second = hold(&store, &claim("a")).await;
     assert!(second.fence > first.fence);
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));

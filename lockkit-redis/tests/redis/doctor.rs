@@ -83,7 +83,7 @@ async fn a_full_server_and_one_that_refuses_writes_are_found() {
 async fn replicas_are_found_from_both_sides() {
     let (primary, replica) = (Server::start().await, Server::start().await);
     raw::<()>(&mut replica.raw(), &format!("REPLICAOF 127.0.0.1 {}", primary.port()));
-    crate::support::eventually("the replica is attached", || {
+    crate::support::eventually("the replica is attached", async || {
         raw::<String>(&mut primary.raw(), "INFO replication").contains("connected_slaves:1")
     })
     .await;

@@ -306,14 +306,7 @@ async fn until_equal(primary: &RedisServer, replica: &RedisServer) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
         (field("master_repl_offset:"), field("master_replid:"))
     };
-    let start = Instant::now();
-    loop {
-        if offset(primary).await == offset(replica).await {
-            return;
-        }
-        assert!(start.elapsed() < LONG, "never in sync");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_within(LONG, "in sync", async || offset(primary).await == offset(replica).await).await;
 }
 
 /// Inspecting finds what is there, wherever it is.

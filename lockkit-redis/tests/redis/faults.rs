@@ -62,8 +62,10 @@ async fn a_restarted_server_is_found_again_and_fences_go_on() {
     let mine = claim("a");
     let before = hold(&store, &mine).await;
     server.kill().await;
-    eventually("the end of the connection", || std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err())
-        .await;
+    eventually("the end of the connection", async || {
+        std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err()
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     let started = Instant::now();
     let error = attempt(&store, &claim("a")).await.expect_err("down");
@@ -137,7 +139,7 @@ async fn a_black_hole_is_left_behind() {
     // Somebody waits through all of it.
     let (waiter, wanted) = (Arc::clone(&store), request(&claim("a"), TTL));
     let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
-    eventually("a subscription", || subscribers(&mut server.raw(), "a") == 1).await;
+    eventually("a subscription", async || subscribers(&mut server.raw(), "a") == 1).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     hole.send_replace(true);
     // A burst that times out together counts once.
@@ -147,7 +149,7 @@ async fn a_black_hole_is_left_behind() {
     }
     assert_eq!(renew(&store, &renewal(&mine)).await.expect_err("hole").kind(), ErrorKind::TimedOut);
     held(renew(&store, &renewal(&mine)).await);
-    eventually("the waiter subscribes anew", || subscribers(&mut server.raw(), "a") >= 1).await;
+    eventually("the waiter subscribes anew", async || subscribers(&mut server.raw(), "a") >= 1).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     free(&store, &mine).await;
     granted(waiting.await.expect("task").expect("acquire"));
@@ -180,12 +182,12 @@ async fn a_release_that_overtakes_what_was_abandoned_is_repeated() {
     }
     // Another one of this store is the first to use the next connection.
     _ = other.lock("d").try_acquire().await.expect("acquire").expect("free").release().await.expect("release");
-    eventually("the release on another connection", || ran() >= before + 2).await;
+    eventually("the release on another connection", async || ran() >= before + 2).await;
     hole.send_replace(false);
     let mut connection = server.raw();
     let mut is_there = |key: &str| raw::<i32>(&mut connection, &format!("EXISTS {key}")) == 1;
-    eventually("the acquisition", || is_there("{lockkit:b}:fence")).await;
-    eventually("its end", || !is_there("lockkit:b")).await;
+    eventually("the acquisition", async || is_there("{lockkit:b}:fence")).await;
+    eventually("its end", async || !is_there("lockkit:b")).await;
 }
 
 /// Whatever the ttl: it must be the store that finds out that a renewal is not answered, not only the engine.
@@ -239,7 +241,7 @@ async fn a_run_that_follows_upon_another_is_no_older_than_the_end_of_that() {
     clock.set_right().expect("set");
     server.restart().await;
     clock.forward(Duration::from_secs(7200)).expect("set");
-    eventually_async("a connection", async || attempt(&store, &claim("b")).await.is_ok()).await;
+    eventually("a connection", async || attempt(&store, &claim("b")).await.is_ok()).await;
     let told = told.lock().expect("told").clone();
     assert!(told[0] > Duration::from_secs(3000), "there was no other before: {told:?}");
     assert!(told[1..].iter().all(|uptime| *uptime < Duration::from_secs(60)) && told.len() > 1, "{told:?}");
@@ -306,7 +308,7 @@ async fn waiters_survive_the_loss_of_the_connection() {
     let wanted = request(&claim("a"), TTL);
     let mut connection = server.raw();
     let (grant, ()) = tokio::join!(waiter.acquire(&wanted), async {
-        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
         raw::<i32>(&mut connection, "CLIENT KILL TYPE pubsub");
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(subscribers(&mut connection, "a"), 1, "subscribed anew");

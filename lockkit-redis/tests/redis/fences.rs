@@ -30,7 +30,7 @@ async fn no_fence_comes_twice_after_a_restart_from_a_snapshot() {
     server.restart(Keep::Data).await.expect("restart");
     // The store has to notice that its connection is gone.
     let mine = claim("a");
-    eventually_async("a grant", async || attempt(&store, &mine).await.is_ok()).await;
+    eventually("a grant", async || attempt(&store, &mine).await.is_ok()).await;
     let next = hold(&store, &mine).await.fence;
     assert!(next > last, "{next} follows {last}");
     assert!(store.release(&mine).await.is_ok());
@@ -83,10 +83,8 @@ async fn no_fence_comes_twice_after_a_replica_that_lags_takes_over() {
     let [former, successor] = all.servers();
     let store = RedisStore::from_url(&former.url()).await.expect("connect");
     let known = used(&store, 3).await.to_string();
-    eventually_async("replication", async || {
-        successor.command(&["GET", "{lockkit:a}:fence"]).await.expect("GET") == known
-    })
-    .await;
+    eventually("replication", async || successor.command(&["GET", "{lockkit:a}:fence"]).await.expect("GET") == known)
+        .await;
     successor.command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote");
     let last = used(&store, 4).await;
     former.kill().await.expect("kill");

@@ -84,7 +84,7 @@ async fn waiters_are_counted() {
     hold(&holder, &claim("a")).await;
     let waiting = tokio::spawn(async move { waiter.acquire(&request(&claim("a"), TTL)).await });
     let mut connection = server.raw();
-    eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+    eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
     let states = holder.inspect(&Query::Keys(vec![key("a")])).await.expect("inspect");
     assert_eq!(states[0].waiters, Some(1));
     waiting.abort();

@@ -53,7 +53,7 @@ fn kind(locker: &Locker, number: u64) -> (Lock, Mode) {
 /// All keys of the server, once nothing is left but what may stay.
 async fn empties(server: &Server) {
     let mut raw_connection = server.raw();
-    eventually("nothing is left", || {
+    eventually("nothing is left", async || {
         let mut keys: Vec<String> = raw(&mut raw_connection, "KEYS *");
         keys.sort();
         keys == LEFT
@@ -135,7 +135,7 @@ async fn gone(server: &Server, holder: &Locker, number: u64) -> tokio::task::Joi
     waits(holder, 1).await;
     proxy.refuse(true);
     proxy.cut().await;
-    eventually("the server knows", || turns(server) == 0).await;
+    eventually("the server knows", async || turns(server) == 0).await;
     waiting
 }
 
@@ -146,7 +146,7 @@ fn turns(server: &Server) -> usize {
 
 async fn waits(holder: &Locker, count: u32) {
     let lock = holder.lock("a");
-    eventually_async("they wait", async || lock.inspect().await.expect("inspect").waiters >= Some(count)).await;
+    eventually("they wait", async || lock.inspect().await.expect("inspect").waiters >= Some(count)).await;
 }
 
 /// A waiter whose connection is closed is passed by without a pause, by those who wait behind it, and by those who only try.
@@ -157,7 +157,7 @@ async fn a_waiter_that_is_gone_is_passed_by() {
     let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
     let dead = gone(&server, &holder, 0).await;
     let served = tokio::spawn(async move { next.lock("a").fifo().acquire().await });
-    eventually("it waits", || turns(&server) == 1).await;
+    eventually("it waits", async || turns(&server) == 1).await;
     let released = Instant::now();
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     let guard = served.await.expect("task").expect("acquire");
@@ -386,7 +386,7 @@ async fn a_release_that_may_tell_nobody_is_one() {
     let other = Locker::new(server.store().await);
     let guard = mute.lock("a").fifo().acquire().await.expect("acquire");
     let waiting = tokio::spawn(async move { other.lock("a").fifo().acquire_within(Duration::from_secs(5)).await });
-    eventually("it waits", || turns(&server) == 1).await;
+    eventually("it waits", async || turns(&server) == 1).await;
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     assert!(waiting.await.expect("task").expect("ask").is_some_and(|guard| guard.is_held()));
     // It can't wait, and leaves nothing in the queue.
@@ -425,7 +425,7 @@ async fn both_hear_of_each_others_releases() {
             let lock = lock(&other, !fifo);
             async move { lock.acquire().await }
         });
-        eventually("it listens", || subscribers(&mut server.raw(), "a") == 1).await;
+        eventually("it listens", async || subscribers(&mut server.raw(), "a") == 1).await;
         let released = Instant::now();
         assert_eq!(guard.release().await.expect("release"), Outcome::Released);
         let guard = waiting.await.expect("task").expect("acquire");
@@ -543,7 +543,7 @@ async fn a_hand_over_wakes_one_of_a_thousand() {
             .collect();
         let lock = holder.lock("a");
         let wanted = u32::try_from(waiters).expect("small");
-        eventually_async("they wait", async || lock.inspect().await.expect("inspect").waiters == Some(wanted)).await;
+        eventually("they wait", async || lock.inspect().await.expect("inspect").waiters == Some(wanted)).await;
         let calls = |connection: &mut redis::Connection| {
             let stats: String = raw(connection, "INFO commandstats");
             let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap_or("0,");

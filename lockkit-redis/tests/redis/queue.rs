@@ -22,7 +22,7 @@ async fn a_killed_server_is_no_holder() {
         let lock = locker.lock("a");
         waiting.push(tokio::spawn(async move { lock.acquire().await }));
     }
-    eventually("a subscription", || subscribers(&mut server.raw(), "a") == 1).await;
+    eventually("a subscription", async || subscribers(&mut server.raw(), "a") == 1).await;
     let contended = locker.lock("a").acquire_within(Duration::from_millis(100)).await.expect("the server answers");
     assert!(contended.is_none(), "the other one has it");
 
@@ -79,7 +79,7 @@ async fn a_release_is_one_though_the_next_can_not_be_served() {
     let held = one.lock("a").fifo().acquire().await.expect("granted");
     let lock = other.lock("a").fifo();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    eventually_async("it waits", async || one.lock("a").inspect().await.expect("asked").waiters == Some(1)).await;
+    eventually("it waits", async || one.lock("a").inspect().await.expect("asked").waiters == Some(1)).await;
     raw::<()>(&mut server.raw(), "SET {lockkit:a}:fence abc");
     assert_eq!(held.release().await.expect("an answer"), Outcome::Released);
     waiting.abort();

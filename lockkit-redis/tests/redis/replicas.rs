@@ -129,7 +129,7 @@ async fn nobody_waits_for_a_caller_that_stands_still() {
     let (standing, mine) = (claim("a"), claim("b"));
     let mut stands_still = Box::pin(attempt(&store, &standing));
     // The grant is there, so from the next time on it waits for the replica.
-    eventually_async("the first grant", async || {
+    eventually("the first grant", async || {
         assert!(tokio::time::timeout(Duration::from_millis(5), &mut stands_still).await.is_err(), "no replica");
         all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS") == "1"
     })

@@ -31,10 +31,8 @@ fn short(claim: &Claim) -> AcquireRequest {
 /// Asks until the members grant: right after they took over they don't.
 async fn until_granted(store: &RedisStore, name: &str) {
     let mine = claim(name);
-    eventually_async("a grant", async || {
-        matches!(store.acquire(&short(&mine)).await.expect("acquire"), Attempt::Granted(_))
-    })
-    .await;
+    eventually("a grant", async || matches!(store.acquire(&short(&mine)).await.expect("acquire"), Attempt::Granted(_)))
+        .await;
     free(store, &mine).await;
 }
 
@@ -99,12 +97,12 @@ async fn grants_go_on_while_slots_move() {
         let moved = move_note(&all).await;
         at_once(&store, &moved).await;
         at_once(&store, "460").await;
-        eventually_async("a note", async || tag_of_note(&all).await.is_some()).await;
+        eventually("a note", async || tag_of_note(&all).await.is_some()).await;
         let late = self::store(&all, "max_ttl=3s").await;
         at_once(&late, "4Iu").await;
     }
     let before = rounds.load(Ordering::Relaxed);
-    eventually("grants", || rounds.load(Ordering::Relaxed) > before + 10).await;
+    eventually("grants", async || rounds.load(Ordering::Relaxed) > before + 10).await;
     done.store(true, Ordering::Relaxed);
     load.await.expect("nothing was in the way");
 }
@@ -251,7 +249,7 @@ async fn a_member_without_slots_is_connected_to_once() {
     let port = new.port().to_string();
     all.members()[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await.expect("meet");
     let id = new.command(&["CLUSTER", "MYID"]).await.expect("id");
-    eventually_async("all know each other", async || {
+    eventually("all know each other", async || {
         let here = all.members()[0].command(&["CLUSTER", "NODES"]).await.expect("NODES");
         let there = new.command(&["CLUSTER", "INFO"]).await.expect("INFO");
         here.lines().any(|line| line.starts_with(&id) && !line.contains("handshake")) && there.contains("state:ok")
@@ -275,7 +273,7 @@ async fn a_member_without_slots_is_connected_to_once() {
     for (server, index) in [(&new, 3), (&all.members()[0], 0)] {
         server.command(&["CLUSTER", "SETSLOT", "5", "NODE", &id]).await.unwrap_or_else(|e| panic!("{index}: {e}"));
     }
-    eventually_async("a grant at the new member", async || attempt(&store, &mine).await.is_ok()).await;
+    eventually("a grant at the new member", async || attempt(&store, &mine).await.is_ok()).await;
 }
 
 /// A server of a cluster that it has not met yet, and the port of its bus.
@@ -300,7 +298,7 @@ async fn serve_all(server: &RedisServer) {
 }
 
 async fn until_whole(server: &RedisServer) {
-    eventually_async("a cluster", async || {
+    eventually("a cluster", async || {
         server.command(&["CLUSTER", "INFO"]).await.expect("INFO").contains("cluster_state:ok")
     })
     .await;
@@ -327,14 +325,14 @@ async fn a_clock_that_is_set_forward_after_a_restart_ends_no_pause() {
         until_whole(&server).await;
     };
     restart(1).await;
-    eventually_async("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
+    eventually("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
     waits(&store).await;
     until_granted(&store, "a").await;
     // A client that comes now has only the server's word; but one that knows better corrects it for all.
     restart(2).await;
     let new = async || RedisStore::from_url(&url).await.expect("connect");
     granted(new().await.acquire(&short(&claim("b"))).await.expect("acquire"));
-    eventually_async("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
+    eventually("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
     waits(&store).await;
     waits(&new().await).await;
     until_granted(&store, "a").await;

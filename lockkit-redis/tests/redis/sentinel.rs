@@ -166,11 +166,10 @@ impl HalfWay {
     /// Waits until this answer of a sentinel has the port of the server that was promoted.
     async fn until_named(&self, sentinel: usize, question: &str) {
         let port = self.all.servers()[1].port().to_string();
-        let start = Instant::now();
-        while !self.says(sentinel, question).await.lines().any(|line| line == port) {
-            assert!(start.elapsed() < Duration::from_secs(30), "sentinel {sentinel} never names the new primary");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_within(Duration::from_secs(30), &format!("sentinel {sentinel} names the new primary"), async || {
+            self.says(sentinel, question).await.lines().any(|line| line == port)
+        })
+        .await;
     }
 
     async fn says(&self, sentinel: usize, question: &str) -> String {
@@ -247,7 +246,7 @@ async fn what_is_known_already_is_no_news() {
     // A sentinel is lost, so all are asked again; the leader's answer comes last.
     half_way.proxies[0].delay(Direction::ToClient, Duration::from_millis(20));
     half_way.proxies[1].cut().await;
-    eventually_async("the sentinels are asked again", async || {
+    eventually("the sentinels are asked again", async || {
         held(renew(&store, &renewal(&mine)).await);
         half_way.proxies[1].connections() == 1
     })
@@ -265,7 +264,7 @@ async fn what_is_known_already_is_no_news() {
 /// Has the store renew on a runtime of its own until this is true, and ends that runtime.
 fn renew_elsewhere(store: &RedisStore, mine: &Claim, what: &str, mut is_true: impl FnMut() -> bool) {
     let until_true = async {
-        eventually_async(what, async || {
+        eventually(what, async || {
             held(renew(store, &renewal(mine)).await);
             is_true()
         })
@@ -280,7 +279,7 @@ fn renew_elsewhere(store: &RedisStore, mine: &Claim, what: &str, mut is_true: im
 /// The former primary still answers, and is not to be believed.
 async fn hears_of_a_failover(half_way: &HalfWay, store: &RedisStore, mine: &Claim) {
     half_way.fail_over().await;
-    eventually_async("the store hears of the failover", async || {
+    eventually("the store hears of the failover", async || {
         !matches!(renew(store, &renewal(mine)).await, Ok(Renewed::Held(_)))
     })
     .await;
@@ -407,11 +406,11 @@ async fn a_promotion_that_its_first_replica_hides_is_waited_for() {
         let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).expect("an uptime");
         uptime.trim().parse::<u64>().expect("a number") > 3
     };
-    eventually_async("it is older than any lease", async || is_old(&told("server").await)).await;
+    eventually("it is older than any lease", async || is_old(&told("server").await)).await;
     primary.command(&["REPLICAOF", "NO", "ONE"]).await.expect("promoted");
     let port = primary.port().to_string();
     let _replica = RedisServer::start(options().args(["--replicaof", "127.0.0.1", &port])).await.expect("server");
-    eventually_async("the promotion is forgotten", async || {
+    eventually("the promotion is forgotten", async || {
         told("replication").await.contains(&format!("master_replid2:{}", "0".repeat(40)))
     })
     .await;

@@ -1,13 +1,13 @@
 //! A private server per test, and short names for requests.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use lockkit_core::store::join_all;
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Fence, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode, Order,
-    Query, Release, Renewal, Renewed, Result, Token,
-};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Fence, Hold, HolderInfo, LockStore, Order, Query, Renewal, Result};
 use lockkit_redis::{RedisConfig, RedisStore};
+pub(crate) use lockkit_testkit::calls::{
+    claim, contended, eventually, eventually_within, free, granted, held, lost, renew,
+};
 use lockkit_testkit::{
     faults::ServerClock,
     servers::{Keep, RedisFlavor, RedisOptions, RedisServer},
@@ -98,17 +98,12 @@ pub(crate) fn raw<T: redis::FromRedisValue>(connection: &mut redis::Connection, 
     request.query(connection).expect("raw command")
 }
 
-pub(crate) fn claim(name: &str) -> Claim {
-    let key = LockKey::new(name).expect("name");
-    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
-}
-
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
     AcquireRequest { wait, ..AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test: holder")) }
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
+    Renewal::new(claim.clone(), TTL)
 }
 
 pub(crate) async fn attempt(store: &RedisStore, claim: &Claim) -> Result<Attempt> {
@@ -130,50 +125,11 @@ pub(crate) async fn in_order(store: &RedisStore, claim: &Claim) -> Hold {
 }
 
 pub(crate) async fn until_one_waits(store: &RedisStore, claim: &Claim) {
-    eventually_async("somebody waits", async || {
+    eventually("somebody waits", async || {
         let states = store.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect");
         states[0].waiters == Some(1)
     })
     .await;
-}
-
-pub(crate) fn granted(attempt: Attempt) -> Hold {
-    match attempt {
-        Attempt::Granted(hold) => hold,
-        other => panic!("not granted: {other:?}"),
-    }
-}
-
-pub(crate) fn contended(attempt: Attempt) -> Contention {
-    match attempt {
-        Attempt::Contended(contention) => contention,
-        other => panic!("not contended: {other:?}"),
-    }
-}
-
-pub(crate) async fn renew(store: &RedisStore, renewal: &Renewal) -> Result<Renewed> {
-    let mut answers = store.renew(std::slice::from_ref(renewal)).await;
-    assert_eq!(answers.len(), 1);
-    answers.remove(0)
-}
-
-pub(crate) fn held(renewed: Result<Renewed>) -> Hold {
-    match renewed.expect("renew") {
-        Renewed::Held(hold) => hold,
-        other @ Renewed::Lost(_) => panic!("lost: {other:?}"),
-    }
-}
-
-pub(crate) fn lost(renewed: Result<Renewed>) -> LossReason {
-    match renewed.expect("renew") {
-        Renewed::Lost(reason) => reason,
-        Renewed::Held(hold) => panic!("held: {hold:?}"),
-    }
-}
-
-pub(crate) async fn free(store: &RedisStore, claim: &Claim) {
-    let released = store.release(claim).await.expect("release");
-    assert!(matches!(released, Release::Released { .. }), "{released:?}");
 }
 
 pub(crate) fn fence(hold: &Hold) -> Fence {
@@ -184,24 +140,6 @@ pub(crate) fn fence(hold: &Hold) -> Fence {
 /// The number of clients that the server knows to be subscribed to the lock.
 pub(crate) fn subscribers(connection: &mut redis::Connection, name: &str) -> u32 {
     raw::<(String, u32)>(connection, &format!("PUBSUB NUMSUB lockkit:{name}")).1
-}
-
-/// Waits until something becomes true.
-pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_true() {
-        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// The same for something that takes asking.
-pub(crate) async fn eventually_async(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !is_true().await {
-        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// A server that is not a `Server`, such as a sentinel.

@@ -29,7 +29,7 @@ async fn a_release_wakes_the_waiter() {
         let (store, wanted) = (Arc::clone(&waiter), request(&theirs, TTL));
         let waiting =
             tokio::spawn(async move { (granted(store.acquire(&wanted).await.expect("acquire")), Instant::now()) });
-        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
         let released = Instant::now();
         let release = holder.release(&mine).await.expect("release");
@@ -55,7 +55,7 @@ async fn a_holder_that_tells_nobody_is_not_waited_for_long() {
         raw::<()>(&mut connection, &format!("SET lockkit:a their-token NX{lasts}"));
         let lock = Locker::shared_builder(store.clone()).build().lock("a");
         let waiting = tokio::spawn(async move { lock.acquire().await });
-        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
         let released = Instant::now();
         raw::<i32>(&mut connection, "DEL lockkit:a");
         let guard = waiting.await.expect("task").expect("acquire");
@@ -135,11 +135,11 @@ async fn a_dropped_waiter_leaves_no_interest_and_the_channel_is_given_up() {
         let both = async { tokio::join!(waiter.acquire(&one), waiter.acquire(&two)) };
         _ = tokio::time::timeout(Duration::from_millis(20), both).await;
     }
-    eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
+    eventually("the channel is given up", async || subscribers(&mut connection, "a") == 0).await;
     // And it works again from there.
     let theirs = request(&claim("a"), TTL);
     let (grant, ()) = tokio::join!(waiter.acquire(&theirs), async {
-        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
         free(&holder, &mine).await;
     });
     granted(grant.expect("acquire"));
@@ -165,7 +165,7 @@ async fn channels_that_nobody_waits_for_are_given_up() {
         contended(waiter.acquire(&request(&claim(&name), Duration::from_millis(1))).await.expect("acquire"));
     }
     let mut connection = server.raw();
-    eventually("no channel", || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").is_empty()).await;
+    eventually("no channel", async || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").is_empty()).await;
 }
 
 /// A task that did much before it gave up, so that the runtime wants it to give way.
@@ -179,7 +179,7 @@ async fn a_busy_waiter_gives_its_channel_up_too() {
     let (work, mut to_do) = tokio::sync::mpsc::unbounded_channel();
     let mut waiting = Some(Box::pin(async move { store.acquire(&wanted).await }));
     let mut is_subscribed = async || {
-        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        eventually("a subscription", async || subscribers(&mut connection, "a") == 1).await;
         for piece in 0..1000 {
             work.send(piece).expect("the receiver is here");
         }
@@ -195,7 +195,7 @@ async fn a_busy_waiter_gives_its_channel_up_too() {
     })
     .await;
     assert!(!to_do.is_empty(), "the runtime did not ask to give way");
-    eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
+    eventually("the channel is given up", async || subscribers(&mut connection, "a") == 0).await;
 }
 
 /// More waiters in order than the connection has room for requests, who leave at the same time. Nothing is ever published on their

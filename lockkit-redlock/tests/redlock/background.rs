@@ -21,7 +21,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::support::{self, attempt, claim, memories, request};
+use crate::support::{self, attempt, claim, eventually_within, memories, request};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -356,11 +356,7 @@ async fn a_release_is_repeated_beyond_the_ttl_where_nothing_lapses() {
     assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
     tokio::time::sleep(Duration::from_millis(1500)).await;
     node.0.is_away.store(false, Ordering::SeqCst);
-    let start = Instant::now();
-    while is_held(&node, &claim).await {
-        assert!(start.elapsed() < PATIENCE, "it was given up");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_within(PATIENCE, "it is released", async || !is_held(&node, &claim).await).await;
 }
 
 /// A node whose leases end with the session keeps what is not released there. So none of the releases that it has not answered is given up,
@@ -373,11 +369,8 @@ async fn no_release_is_given_up_where_nothing_lapses() {
         hold_and_release(&store, &format!("many/{number}")).await;
     }
     node.0.is_away.store(false, Ordering::SeqCst);
-    let start = Instant::now();
-    while !node.inspect(&Query::Prefix("many/".to_owned())).await.expect("memory").is_empty() {
-        assert!(start.elapsed() < PATIENCE, "some are still held");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let many = Query::Prefix("many/".to_owned());
+    eventually_within(PATIENCE, "all are free", async || node.inspect(&many).await.expect("memory").is_empty()).await;
     let claim = hold_and_release(&store, "asked again").await;
     assert!(unpoisoned(&node.0.heard).contains(&claim.token));
 }
@@ -391,7 +384,7 @@ async fn a_renewal_that_is_heard_late_ends_no_lease_that_was_renewed_meanwhile()
     let ttl = Duration::from_millis(600);
     let short = AcquireRequest { ttl, ..request(&claim) };
     assert!(matches!(store.acquire(&short).await, Ok(Attempt::Granted(_))));
-    let renewals = [Renewal { claim: claim.clone(), ttl, depth: 1, fence_floor: None, holder: None }];
+    let renewals = [Renewal::new(claim.clone(), ttl)];
     let mut late = std::pin::pin!(store.renew(&renewals));
     assert!(poll_until(late.as_mut(), 2, || ()).await.is_none(), "it waits for the answers");
     let start = Instant::now();

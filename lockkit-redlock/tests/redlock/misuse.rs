@@ -8,7 +8,7 @@ use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::Altered;
 
-use crate::support::{Cluster, claim, memories, request};
+use crate::support::{Cluster, claim, eventually_within, memories, request};
 
 fn refused(nodes: Vec<Node>, config: RedlockConfig, hint: &str) {
     let error = RedlockStore::new(nodes, config).expect_err(hint);
@@ -110,11 +110,7 @@ async fn a_replica_is_no_node_and_a_replica_of_a_node_is_a_warning() {
         let store = RedisNodes::new([0, 1, 2].map(node).to_vec()).connect().await.expect("connect");
         store.warnings().iter().any(|warning| warning.contains("replicas are attached"))
     };
-    let start = std::time::Instant::now();
-    while !warned().await {
-        assert!(start.elapsed() < Duration::from_secs(10), "the replica is attached by now");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    eventually_within(Duration::from_secs(10), "the replica is attached", warned).await;
 }
 
 #[tokio::test]

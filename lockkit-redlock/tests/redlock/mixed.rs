@@ -6,7 +6,10 @@ use lockkit_core::{AcquireRequest, Attempt, Claim, Effect, ErrorKind, Hold, Lock
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_redis::RedisStore;
 use lockkit_redlock::{Node, NodeErrors, RedlockConfig, RedlockStore};
-use lockkit_testkit::servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer};
+use lockkit_testkit::{
+    calls::granted,
+    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer},
+};
 
 use crate::support::{claim, free, request};
 
@@ -18,10 +21,7 @@ async fn attempt(store: &dyn LockStore, claim: &Claim) -> Result<Attempt> {
 }
 
 async fn hold(store: &dyn LockStore, claim: &Claim) -> Hold {
-    match attempt(store, claim).await.expect("acquire") {
-        Attempt::Granted(hold) => hold,
-        Attempt::Contended(other) => panic!("not granted: {other:?}"),
-    }
+    granted(attempt(store, claim).await.expect("acquire"))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,9 @@ use tokio::{
     sync::{Notify, Semaphore},
 };
 
-use crate::support::{Cluster, Late, TTL, claim, free, hold, memories, quorum, renew, request, until_held_at};
+use crate::support::{
+    Cluster, Late, TTL, claim, eventually_within, free, hold, memories, quorum, renew, request, until_held_at,
+};
 
 /// Of the nodes at which the lock `a` is held, its waiters prefer this one, of five.
 const FIRST: usize = 2;
@@ -33,20 +35,19 @@ async fn hold_long(store: &dyn LockStore, claim: &Claim) {
 impl Cluster {
     /// Waits until somebody waits for a lock at this node.
     async fn until_waited_for_at(&self, node: usize) {
-        let start = Instant::now();
-        while self.servers[node].command(&["PUBSUB", "CHANNELS"]).await.expect("PUBSUB").trim().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(8), "nobody waits");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_within(Duration::from_secs(8), "somebody waits", async || {
+            !self.servers[node].command(&["PUBSUB", "CHANNELS"]).await.expect("PUBSUB").trim().is_empty()
+        })
+        .await;
     }
 
     /// Waits until the lock is free at this node, and says how long that took.
     async fn until_free_at(&self, name: &str, node: usize) -> Duration {
         let (start, key) = (Instant::now(), format!("lockkit:{name}"));
-        while self.servers[node].command(&["EXISTS", &key]).await.expect("EXISTS") != "0" {
-            assert!(start.elapsed() < LONG / 6, "node {node} still holds it");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_within(LONG / 6, &format!("free at node {node}"), async || {
+            self.servers[node].command(&["EXISTS", &key]).await.expect("EXISTS") == "0"
+        })
+        .await;
         start.elapsed()
     }
 
@@ -143,13 +144,7 @@ async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
     }
     cluster.servers[1].command(&["DEL", "lockkit:kept"]).await.expect("DEL");
     cluster.proxies[0].blackhole();
-    let renewal = |claim: &Claim| lockkit_core::Renewal {
-        claim: claim.clone(),
-        ttl: LONG,
-        depth: 1,
-        fence_floor: None,
-        holder: None,
-    };
+    let renewal = |claim: &Claim| lockkit_core::Renewal::new(claim.clone(), LONG);
     let answers = store.renew(&[renewal(&lost), renewal(&kept)]).await;
     assert!(matches!(answers[..], [Ok(Renewed::Lost(_)), Ok(Renewed::Held(_))]), "{answers:?}");
 
@@ -215,15 +210,13 @@ async fn a_node_that_did_not_answer_may_grant_behind_the_release() {
         // The store hears of that, before the release or after it.
         tokio::task::yield_now().await;
         free(&store, &mine).await;
-        let start = Instant::now();
         let name = Query::Keys(vec![mine.key.clone()]);
         // Whether it came late, and was released again.
-        while unpoisoned(&overtaken.0.asked).is_some()
-            || !overtaken.inspect(&name).await.expect("memory")[0].holders.is_empty()
-        {
-            assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_within(LONG / 6, "the node is free", async || {
+            unpoisoned(&overtaken.0.asked).is_none()
+                && overtaken.inspect(&name).await.expect("memory")[0].holders.is_empty()
+        })
+        .await;
     }
 }
 
@@ -259,9 +252,9 @@ async fn what_is_left_of_a_lost_claim_that_is_asked_for_again_is_released() {
     }
     let again = store.acquire(&AcquireRequest { ttl: LONG, ..request(&mine) }).await.expect("an answer");
     assert!(matches!(again, Attempt::Contended(Contention { burnt: true, .. })), "{again:?}");
-    let (start, name) = (Instant::now(), Query::Keys(vec![mine.key.clone()]));
-    while !nodes[2].inspect(&name).await.expect("memory")[0].holders.is_empty() {
-        assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let name = Query::Keys(vec![mine.key.clone()]);
+    eventually_within(LONG / 6, "the node is free", async || {
+        nodes[2].inspect(&name).await.expect("memory")[0].holders.is_empty()
+    })
+    .await;
 }

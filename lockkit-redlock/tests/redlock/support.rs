@@ -11,13 +11,14 @@ use std::{
 use async_trait::async_trait;
 use lockkit::redlock::RedisNodes;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Contention, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode, Moment,
-    Query, Release, Renewal, Renewed, Result, SystemClock, Token,
+    AcquireRequest, Attempt, Claim, Clock, Contention, Hold, HolderInfo, LockStore, MemoryStore, Moment, Query,
+    Release, Renewal, Renewed, Result, SystemClock,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+pub(crate) use lockkit_testkit::calls::{claim, eventually_within, free};
 use lockkit_testkit::{
-    Alter,
+    Alter, calls,
     faults::Proxy,
     servers::{RedisOptions, RedisServer},
 };
@@ -79,12 +80,9 @@ impl Cluster {
 
     /// Waits until the lock is held at this many nodes.
     pub(crate) async fn until_held_at(&self, name: &str, nodes: usize) {
-        let start = Instant::now();
-        while self.held_at(name).await != nodes {
-            // Not so long that leases lapse by themselves.
-            assert!(start.elapsed() < TTL * 3 / 4, "never held at {nodes} nodes");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let what = format!("held at {nodes} nodes");
+        // Not so long that leases lapse by themselves.
+        eventually_within(TTL * 3 / 4, &what, async || self.held_at(name).await == nodes).await;
     }
 }
 
@@ -98,11 +96,6 @@ pub(crate) fn quorum(stores: &[MemoryStore]) -> RedlockStore {
     RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum")
 }
 
-pub(crate) fn claim(name: &str) -> Claim {
-    let key = LockKey::new(name).expect("name");
-    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
-}
-
 pub(crate) fn request(claim: &Claim) -> AcquireRequest {
     AcquireRequest::new(claim.clone(), TTL, HolderInfo::new("test"))
 }
@@ -112,10 +105,7 @@ pub(crate) async fn attempt(store: &dyn LockStore, claim: &Claim) -> Result<Atte
 }
 
 pub(crate) async fn hold(store: &dyn LockStore, claim: &Claim) -> Hold {
-    match attempt(store, claim).await.expect("acquire") {
-        Attempt::Granted(hold) => hold,
-        Attempt::Contended(other) => panic!("not granted: {other:?}"),
-    }
+    calls::granted(attempt(store, claim).await.expect("acquire"))
 }
 
 /// The same as soon as what failed attempts left behind is released, which goes on in the background.
@@ -131,10 +121,7 @@ pub(crate) async fn hold_soon(store: &dyn LockStore, claim: &Claim) -> Hold {
 }
 
 pub(crate) async fn contended(store: &dyn LockStore, claim: &Claim) -> Contention {
-    match attempt(store, claim).await.expect("acquire") {
-        Attempt::Contended(contention) => contention,
-        Attempt::Granted(hold) => panic!("granted: {hold:?}"),
-    }
+    calls::contended(attempt(store, claim).await.expect("acquire"))
 }
 
 /// The lock is held: the next call that may wait for it does so at the rendezvous.
@@ -162,17 +149,11 @@ pub(crate) async fn hold_in_time(store: &dyn LockStore, name: &str) -> Claim {
 }
 
 pub(crate) async fn renew(store: &dyn LockStore, claim: &Claim) -> Result<Renewed> {
-    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
-    store.renew(&[renewal]).await.remove(0)
+    calls::renew(store, &Renewal::new(claim.clone(), TTL)).await
 }
 
 pub(crate) async fn is_held(store: &dyn LockStore, claim: &Claim) -> bool {
     matches!(renew(store, claim).await.expect("renew"), Renewed::Held(_))
-}
-
-pub(crate) async fn free(store: &dyn LockStore, claim: &Claim) {
-    let released = store.release(claim).await.expect("release");
-    assert!(matches!(released, Release::Released { .. }), "{released:?}");
 }
 
 /// Waits until the lock is held at this node.

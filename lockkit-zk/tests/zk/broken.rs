@@ -36,7 +36,7 @@ async fn each_of_several_that_were_broken_is_told_so() {
         free(&other, reader).await;
     }
     for reader in &readers {
-        assert_eq!(lost(&renew(&store, reader).await.expect("renew")), LossReason::Revoked);
+        assert_eq!(lost(renew(&store, reader).await), LossReason::Revoked);
     }
 }
 
@@ -57,7 +57,7 @@ async fn a_holder_is_told_though_the_next_one_was_broken_too() {
         }
         for claim in &claims {
             let mode = claim.mode;
-            assert_eq!(lost(&renew(&store, claim).await.expect("renew")), LossReason::Revoked, "{mode} {held}");
+            assert_eq!(lost(renew(&store, claim).await), LossReason::Revoked, "{mode} {held}");
             assert_eq!(store.release(claim).await.expect("release"), Release::NotHeld(LossReason::Revoked), "{mode}");
         }
     }
@@ -80,7 +80,7 @@ async fn all_that_are_broken_at_once_are_told() {
     }
     breaking.join_all().await;
     for (reader, _) in &readers {
-        assert_eq!(lost(&renew(&store, reader).await.expect("renew")), LossReason::Revoked);
+        assert_eq!(lost(renew(&store, reader).await), LossReason::Revoked);
     }
 }
 
@@ -129,7 +129,7 @@ async fn a_lock_that_vanishes_under_the_hand_that_breaks_it_is_gone() {
         assert!(vanished.load(Ordering::SeqCst), "it did not look at the node");
         assert_eq!(ended, Release::NotHeld(LossReason::Gone), "{mode}");
         proxy.heal();
-        assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Gone, "{mode}");
+        assert_eq!(lost(renew(&store, &mine).await), LossReason::Gone, "{mode}");
     }
 }
 
@@ -153,7 +153,7 @@ async fn a_client_that_may_delete_and_not_write_breaks_a_lock_without_a_word() {
         let ended = other.release(&mine).await.expect("it may delete the node");
         assert!(matches!(ended, Release::Released { waiters: Some(0) }), "{mode}: {ended:?}");
         assert!(children(&raw, "a").await.is_empty(), "{mode}");
-        assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Gone, "{mode}");
+        assert_eq!(lost(renew(&store, &mine).await), LossReason::Gone, "{mode}");
     }
 }
 

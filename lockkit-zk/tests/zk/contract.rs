@@ -112,7 +112,7 @@ async fn a_claim_is_released_from_elsewhere() {
     assert_eq!(children(&raw, "a").await.len(), 1);
     assert_eq!(other.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
     assert!(children(&raw, "a").await.is_empty());
-    assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Revoked);
+    assert_eq!(lost(renew(&store, &mine).await), LossReason::Revoked);
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Revoked));
 }
 
@@ -134,7 +134,7 @@ async fn a_renewal_that_is_not_polled_undoes_nothing_of_one_that_came_after_it()
     let store = server.store().await;
     let mine = claim("a");
     let held = hold(&store, &mine).await;
-    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = Renewal::new(mine.clone(), TTL);
     let raised = Renewal { fence_floor: Some(held.fence.offset(1_000_000)), ..renewal.clone() };
     let nested = Renewal { depth: 2, ..renewal.clone() };
     let [renewal, raised, nested] = [[renewal], [raised], [nested]];
@@ -171,7 +171,7 @@ async fn a_floor_stays_with_the_lock() {
     assert!(second.fence >= first.fence.offset(1000));
     assert_eq!(shown(store.inspect(&query).await.expect("inspect")), Some(second.fence));
     let raised = Fence::new(second.fence.get() + 5_000_000);
-    let renewal = Renewal { claim: next.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None };
+    let renewal = Renewal { fence_floor: Some(raised), ..Renewal::new(next.clone(), TTL) };
     match other.renew(&[renewal]).await.remove(0).expect("renew") {
         Renewed::Held(hold) => assert_eq!(hold.fence, second.fence),
         Renewed::Lost(reason) => panic!("{reason}"),
@@ -199,8 +199,7 @@ async fn the_holder_before_may_raise_the_fence_while_one_waits() {
         let waiting = request(&waiter, TTL);
         let (next, ()) = tokio::join!(other.acquire(&waiting), async {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            let renewal =
-                Renewal { claim: holder.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None };
+            let renewal = Renewal { fence_floor: Some(raised), ..Renewal::new(holder.clone(), TTL) };
             assert!(matches!(store.renew(&[renewal]).await.remove(0).expect("renew"), Renewed::Held(_)));
             free(&store, &holder).await;
         });

@@ -95,7 +95,7 @@ async fn the_fences_of_those_that_wait_lie_above_the_readers() {
             let end = held.fence.offset(span);
             assert!(reader.fence >= end, "{} is one of the {span} from {}", reader.fence, held.fence);
             let floor = (raise > 0).then(|| Fence::new(reader.fence.get() + raise));
-            let renewal = Renewal { claim: reader.claim.clone(), ttl: TTL, depth: 1, fence_floor: floor, holder: None };
+            let renewal = Renewal { fence_floor: floor, ..Renewal::new(reader.claim.clone(), TTL) };
             match by.renew(&[renewal]).await.remove(0).expect("renew") {
                 Renewed::Held(hold) => assert_eq!(hold.fence, reader.fence),
                 Renewed::Lost(reason) => panic!("{reason}"),
@@ -157,11 +157,10 @@ async fn a_downgrade_whose_reply_is_lost_is_done() {
         let reader = granted(insist("downgrade", async || store.acquire(&asked).await).await);
         assert_eq!(reader.fence, held.fence.offset(span));
         assert!(matches!(renew(&store, &reader.claim).await.expect("renew"), Renewed::Held(_)));
-        assert_eq!(lost(&renew(&store, &writer).await.expect("renew")), LossReason::Taken);
+        assert_eq!(lost(renew(&store, &writer).await), LossReason::Taken);
         // Its fences can be raised, though nobody knows any more which transaction the place is from.
         let raised = Fence::new(reader.fence.get() + 5_000_000);
-        let renewal =
-            Renewal { claim: reader.claim.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None };
+        let renewal = Renewal { fence_floor: Some(raised), ..Renewal::new(reader.claim.clone(), TTL) };
         assert!(matches!(store.renew(&[renewal]).await.remove(0).expect("renew"), Renewed::Held(_)));
         free(&store, &reader.claim).await;
         let next = next.granted().await;
@@ -187,7 +186,7 @@ async fn the_reader_ends_with_its_session() {
     assert!(granted(waited.expect("acquire")).fence > reader.fence);
     proxy.heal();
     let renewed = insist("renew", async || renew(&store, &reader.claim).await).await;
-    assert_eq!(lost(&renewed), LossReason::SessionEnded);
+    assert_eq!(lost(Ok(renewed)), LossReason::SessionEnded);
 }
 
 /// The numbers of its nodes have gaps then, so that nobody is overlooked.
@@ -258,8 +257,7 @@ async fn what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_mean
         let raised = held.fence.offset(1_000_000);
         let (next, ()) = tokio::join!(other.acquire(&asked), async {
             seen.notified().await;
-            let renewal =
-                [Renewal { claim: holder.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None }];
+            let renewal = [Renewal { fence_floor: Some(raised), ..Renewal::new(holder.clone(), TTL) }];
             let renewed = store.renew(&renewal).await.remove(0).expect("renew");
             assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
             go_on.send(()).expect("it is waited for");

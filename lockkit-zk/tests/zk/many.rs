@@ -38,7 +38,7 @@ async fn hold_all(store: &Arc<ZkStore>, claims: &[Claim]) {
 
 /// One renewal for all.
 async fn renew_all(store: &ZkStore, claims: &[Claim]) -> lockkit_core::Result<Vec<Renewed>> {
-    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = |claim: &Claim| Renewal::new(claim.clone(), TTL);
     let renewals: Vec<_> = claims.iter().map(renewal).collect();
     store.renew(&renewals).await.into_iter().collect()
 }
@@ -71,7 +71,7 @@ async fn a_reconnection_with_many_leases_costs_none() {
             !matches!(renewed, Some(Renewed::Held(_)))
         })
         .await;
-        assert_eq!(renewed.as_ref().map(lost), Some(LossReason::Revoked));
+        assert_eq!(renewed.map(|renewed| lost(Ok(renewed))), Some(LossReason::Revoked));
     }
 }
 
@@ -212,7 +212,7 @@ fn many_renewals_that_nobody_answers_end_in_time() {
         }
         store
     });
-    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 2, fence_floor: None, holder: None };
+    let renewal = |claim: &Claim| Renewal { depth: 2, ..Renewal::new(claim.clone(), TTL) };
     let renewals: Vec<_> = claims.iter().map(renewal).collect();
     let asked = Instant::now();
     for answer in servers.block_on(store.renew(&renewals)) {

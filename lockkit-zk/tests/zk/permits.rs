@@ -263,7 +263,7 @@ async fn all_holders_are_shown_and_one_can_be_broken() {
     eventually("it is lost", async || match renew(&store, &holders[1]).await.expect("renew") {
         lockkit_core::Renewed::Held(_) => false,
         gone @ lockkit_core::Renewed::Lost(_) => {
-            assert_eq!(lost(&gone), LossReason::Revoked);
+            assert_eq!(lost(Ok(gone)), LossReason::Revoked);
             true
         }
     })

@@ -105,7 +105,7 @@ async fn the_place_of_a_reader_whose_session_ended_is_free() {
     drop(dead_waiter);
     free(&store, &held.claim).await;
     free(&store, &late.granted().await.claim).await;
-    let reason = lost(&insist("renew", async || renew(&dead, &lost_reader).await).await);
+    let reason = lost(Ok(insist("renew", async || renew(&dead, &lost_reader).await).await));
     assert_eq!(reason, LossReason::SessionEnded);
 }
 
@@ -221,11 +221,8 @@ async fn a_floor_that_one_of_them_has_lifts_those_to_come() {
     assert_eq!(fences, [low.fence, high.fence, above.fence].map(Some), "another's floor is no part of one's fence");
 
     let lift = |claim: &lockkit_core::Claim| Renewal {
-        claim: claim.clone(),
-        ttl: TTL,
-        depth: 1,
         fence_floor: Some(Fence::new(1 << 55)),
-        holder: None,
+        ..Renewal::new(claim.clone(), TTL)
     };
     let renewed = store.renew(&[lift(&plain)]).await.remove(0).expect("renew");
     assert!(matches!(&renewed, Renewed::Held(hold) if hold.fence == low.fence), "{renewed:?}");

@@ -10,10 +10,12 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, Hold, HolderInfo, Lock, LockKey, LockStore, Locker, LossReason, Mode,
-    Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Error, Hold, HolderInfo, Lock, LockStore, Locker, LossReason, Mode, Release,
+    Renewal, Renewed, Result,
 };
+pub(crate) use lockkit_testkit::calls::{claim, claim_as, granted, lost};
 use lockkit_testkit::{
+    calls,
     faults::Proxy,
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
@@ -80,15 +82,6 @@ pub(crate) async fn children(raw: &Client, name: &str) -> Vec<String> {
     }
 }
 
-pub(crate) fn claim(name: &str) -> Claim {
-    claim_as(Mode::Exclusive, name)
-}
-
-pub(crate) fn claim_as(mode: Mode, name: &str) -> Claim {
-    let key = LockKey::new(name).expect("name");
-    Claim { key, token: Token::random().expect("token"), mode }
-}
-
 pub(crate) fn permit(limit: u32) -> Mode {
     Mode::Permit { limit: NonZeroU32::new(limit).expect("not zero") }
 }
@@ -112,13 +105,6 @@ pub(crate) async fn hold(store: &ZkStore, claim: &Claim) -> Hold {
     }
 }
 
-pub(crate) fn granted(attempt: Attempt) -> Hold {
-    match attempt {
-        Attempt::Granted(hold) => hold,
-        other @ Attempt::Contended(_) => panic!("not granted: {other:?}"),
-    }
-}
-
 /// A request to keep a lock in the place of a lease.
 pub(crate) fn keeping(from: &Claim, window: Duration) -> AcquireRequest {
     let asked = claim(from.key.as_str());
@@ -137,17 +123,7 @@ pub(crate) fn is_contended(attempt: &Attempt) -> bool {
 }
 
 pub(crate) async fn renew(store: &ZkStore, claim: &Claim) -> Result<Renewed> {
-    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
-    let mut answers = store.renew(&[renewal]).await;
-    assert_eq!(answers.len(), 1);
-    answers.remove(0)
-}
-
-pub(crate) fn lost(renewed: &Renewed) -> LossReason {
-    match renewed {
-        Renewed::Lost(reason) => *reason,
-        Renewed::Held(hold) => panic!("held: {hold:?}"),
-    }
+    calls::renew(store, &Renewal::new(claim.clone(), TTL)).await
 }
 
 /// The same for a release. One that is sent twice finds nothing the second time.
@@ -211,12 +187,8 @@ pub(crate) async fn insist<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T
 }
 
 /// Waits until something becomes true.
-pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !is_true().await {
-        assert!(start.elapsed() < Duration::from_secs(15), "never: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+pub(crate) async fn eventually(what: &str, is_true: impl AsyncFnMut() -> bool) {
+    calls::eventually_within(Duration::from_secs(15), what, is_true).await;
 }
 
 /// A resource that notices when two use it at once, or when an older holder comes after a newer one.

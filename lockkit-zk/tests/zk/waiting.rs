@@ -117,7 +117,7 @@ fn a_store_outlives_a_runtime_that_nobody_drives() {
             if held {
                 let mut reason = None;
                 eventually("its end is told", async || {
-                    reason = renew(&store, &mine).await.ok().map(|renewed| lost(&renewed));
+                    reason = renew(&store, &mine).await.ok().map(|renewed| lost(Ok(renewed)));
                     reason.is_some()
                 })
                 .await;
@@ -293,7 +293,7 @@ async fn a_fence_that_was_written_without_an_answer_is_known_to_the_next() {
         store.acquire(&asked).await.expect_err("its reply was lost");
         lossy.dropped().await;
         let held = granted(insist("acquire", async || store.acquire(&asked).await).await);
-        let nested = [Renewal { claim: mine.clone(), ttl: TTL, depth: 2, fence_floor: None, holder: None }];
+        let nested = [Renewal { depth: 2, ..Renewal::new(mine.clone(), TTL) }];
         let renewed = insist("nest", async || store.renew(&nested).await.remove(0)).await;
         assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
         go_on.send(()).expect("it is waited for");

@@ -146,7 +146,7 @@ async fn a_window_is_shown_with_what_is_left_and_with_those_that_wait() {
         assert!(left <= HOUR + Duration::from_millis(1) && left > HOUR - Duration::from_secs(60), "{left:?}");
         assert!(state.queue.is_none_or(|queue| queue[0].mode == Mode::Shared && queue.len() == 1));
     }
-    let renewal = Renewal { claim: kept.claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let renewal = Renewal::new(kept.claim.clone(), TTL);
     let error = store.renew(&[renewal]).await.remove(0).expect_err("it ends by time");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None));
     free(&other, &kept.claim).await;
@@ -335,7 +335,7 @@ async fn a_lock_is_kept_though_the_reply_is_lost() {
         let kept = granted(insist("keep", async || store.acquire(&asked).await).await);
         assert_eq!(kept.fence, held.fence.offset(1));
         // What comes late from the holder changes nothing.
-        assert_eq!(lost(&renew(&other, &holder).await.expect("renew")), LossReason::Taken);
+        assert_eq!(lost(renew(&other, &holder).await), LossReason::Taken);
         assert_eq!(other.release(&holder).await.expect("release"), Release::NotHeld(LossReason::Taken));
         free(&other, &kept.claim).await;
         assert!(children(&raw, "a").await.is_empty());
