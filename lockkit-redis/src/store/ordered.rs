@@ -93,13 +93,17 @@ impl Ordered {
     /// What answered the release of a claim. If the claim had nothing, a request of its own may still be on its way that gives it a place:
     /// the next release has to find that, too.
     pub(super) fn released(&self, claim: &Claim, release: &Release) {
-        match (release, unpoisoned(&self.table).claims.get_mut(&claim.token)) {
-            (Release::NotHeld(_), Some(stage)) => *stage = Stage::Waits { place: None, since: Instant::now() },
-            _ => {}
-        }
-        if matches!(release, Release::Released { .. }) {
-            self.forget(&claim.token);
-        }
+        let mut table = unpoisoned(&self.table);
+        let left = match release {
+            Release::Released { .. } => table.claims.remove(&claim.token),
+            Release::NotHeld(_) => {
+                let waits = Stage::Waits { place: None, since: Instant::now() };
+                table.claims.get_mut(&claim.token).map(|stage| std::mem::replace(stage, waits))
+            }
+        };
+        drop(table);
+        // Its channels are given up after the lock on the table.
+        drop(left);
     }
 
     pub(super) fn forget(&self, token: &Token) {
