@@ -64,9 +64,9 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 /// environment, or takes longer than a tenth of a second to load a program.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
-/// lasts until both have ended. If that run holds the lock in a way that does not cover what is asked for, as --read does
-/// not cover --write, or belongs to another user, it is refused: it would wait for itself. While that run stands still, this one waits for its answer,
-/// also with --no-wait.
+/// lasts until both have ended. This one is refused if that run holds the lock in a way that does not cover what is asked
+/// for, as --read does not cover --write, or belongs to another user: it would wait for itself. While that run stands
+/// still, this one waits for its answer, also with --no-wait.
 ///
 /// Signals: TERM, INT, HUP and QUIT are passed to CMD and all that it started, USR1 and USR2 to CMD alone. With a
 /// controlling terminal CMD shares the process group, so that it can read from the terminal, pipes and job control work,

@@ -155,7 +155,7 @@ pub struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// A try, in any order, for one fence, without a floor. What else is asked for is set in the fields.
+    /// A try, in any order, for one fence, without a floor. Set the fields to ask for more.
     #[must_use]
     pub fn new(claim: Claim, ttl: Duration, holder: HolderInfo) -> Self {
         Self { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence: FenceRequest::default(), holder, from: None }
@@ -236,7 +236,7 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Extends a lease that is held once; raises no fence and leaves the holder's name. What else is asked for is set in the fields.
+    /// Extends a lease that is held once; raises no fence and leaves the holder's name. Set the fields to ask for more.
     #[must_use]
     pub fn new(claim: Claim, ttl: Duration) -> Self {
         Self { claim, ttl, depth: 1, fence_floor: None, holder: None }

@@ -314,7 +314,7 @@ impl Records for LateToTell {
     }
 }
 
-/// That is asked once, and for no lock.
+/// The identities of stores are asked for once, and for no lock.
 #[tokio::test(start_paused = true)]
 async fn the_time_of_a_caller_is_for_the_locks() -> Result<()> {
     let store = paused_store();

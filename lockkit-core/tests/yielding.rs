@@ -115,7 +115,7 @@ async fn a_holder_is_not_asked_by_the_request_that_it_made_after_a_lost_one() ->
     let store = Arc::new(Altered(SilentLater { silent, has_answered: AtomicBool::new(false) }));
     let (holder, locker) = (Locker::new(memory), Locker::shared_builder(Arc::<Altered<_>>::clone(&store)).build());
     let held = holder.lock("a").acquire().await?;
-    let waiting = waits(locker.lock("a").ttl(Duration::from_millis(600)).ask_to_yield());
+    let waiting = waits(locker.lock("a").ttl(Duration::from_secs(3)).ask_to_yield());
     until(&held, true).await;
     let request = holder.lock("lockkit/yield/a").inspect().await?.holders[0].token.expect("a client of lockkit");
     // It is renewed after a third of the ttl, and the loss found out by that.

@@ -231,7 +231,7 @@ async fn who_was_overtaken_does_not_go_on_with_what_it_had_begun() -> Result<()>
     Ok(())
 }
 
-/// The first of those behind has the head woken, and gives it a moment. Who came after that one waits for as long.
+/// The first of those behind has the head woken, and gives it a moment. One that came later waits for as long again.
 #[tokio::test(start_paused = true)]
 async fn those_behind_who_is_not_polled_pass_in_their_order() -> Result<()> {
     let store = SimStore::new();

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::pending, io, os::fd::OwnedFd, time::Duration};
 
-use lockkit::{Clock, Fence, Guard, LossReason, Moment, Outcome, Status, SystemClock};
+use lockkit::{Clock, Fence, Guard, Liveness, LossReason, Moment, Outcome, Status, SystemClock};
 
 use super::{borrow::Borrowed, notify::RenewalNotify};
 
@@ -39,12 +39,12 @@ impl HeldLease {
         Self { ttl, lasts, fence, lease: Lease::Borrowed(borrowed) }
     }
 
-    /// How long the lease lasts now that it has been renewed: on ZooKeeper no longer than the renewal proved of the session, which is less
+    /// How long the lease lasts now that it has been renewed. In a session that is no longer than the renewal proved of that, which is less
     /// than the grant did.
-    pub(super) fn lasts_since_renewal(&self) -> Duration {
+    pub(super) fn lasts_since_renewal(&self, liveness: &Liveness) -> Duration {
         match &self.lease {
-            Lease::Own(guard, _) => guard.remaining().min(self.ttl),
-            Lease::Borrowed(_) => self.lasts,
+            Lease::Own(guard, _) if liveness.session.is_some() => guard.remaining().min(self.lasts),
+            Lease::Own(..) | Lease::Borrowed(_) => self.lasts,
         }
     }
 

@@ -73,8 +73,9 @@ impl Lender {
                 _ = self.borrowers.join_next(), if !self.borrowers.is_empty() => {}
                 arrival = self.listener.accept() => match arrival {
                     Ok((stream, _)) if is_trusted(&stream) => drop(self.borrowers.spawn(attend(stream))),
-                    // There is room for a byte in a new socket.
-                    Ok((stream, _)) => drop(stream.try_write(&[REFUSED])),
+                    Ok((mut stream, _)) => {
+                        self.borrowers.spawn(async move { drop(stream.write_u8(REFUSED).await) });
+                    }
                     // Out of descriptors, perhaps; it would be the same again at once.
                     Err(_) => sleep(Duration::from_millis(20)).await,
                 },

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use lockkit::{Clock, Moment, SystemClock};
+use lockkit::{Clock, Liveness, Moment, SystemClock};
 use rustix::process::Signal;
 use tokio::time::sleep;
 
@@ -40,6 +40,7 @@ pub(super) enum End {
 /// Returns when CMD has ended, or was stopped because its lease would have.
 pub(super) async fn supervise(
     hold: &HeldLease,
+    liveness: &Liveness,
     mut margins: Margins,
     work: &mut Work,
     watchdog: &mut Watchdog,
@@ -67,7 +68,7 @@ pub(super) async fn supervise(
             // The lease first: after a freeze it must not be said that CMD ended in time.
             biased;
             never = &mut keep => match never {},
-            () = hold.changed() => margins = Margins::of(hold.lasts_since_renewal()),
+            () = hold.changed() => margins = Margins::of(hold.lasts_since_renewal(liveness)),
             () = sleep((left - margins.term).min(LONGEST_SLEEP)) => {}
             () = &mut over => return End::Over,
             signal = signals.next() => targets.forward(signal),

@@ -83,10 +83,12 @@ pub(super) async fn run_under(
         drop(hold);
         return Ok(Finish::Stopped(refused));
     }
-    // The terminal sent Ctrl-C to a group that CMD is not in yet.
+    // The terminal may have sent Ctrl-C to its group while CMD was not in it yet. Signals come in when the runtime turns.
+    tokio::task::yield_now().await;
     if let Some(signal) = signals.arrived_end() {
         watchdog.dismiss().await;
         drop(hold);
+        drop(locker.shutdown(UNDO_WITHIN).await);
         return Ok(Finish::Ended(Ended::waiting(signal)));
     }
     let mut work = match Work::start(task.command, vars, run, until) {
@@ -102,7 +104,8 @@ pub(super) async fn run_under(
         // It can only be lost by now, and then CMD is stopped below.
         drop(guard.keep_for(window));
     }
-    let end = supervise::supervise(&hold, margins, &mut work, &mut watchdog, lender, signals).await;
+    let liveness = &locker.info().capability.liveness;
+    let end = supervise::supervise(&hold, liveness, margins, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;

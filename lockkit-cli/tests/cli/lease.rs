@@ -304,6 +304,19 @@ fn nothing_is_started_once_the_time_for_it_is_over() {
     assert_eq!((code(&output), output.stdout), (0, b"started\n".to_vec()));
 }
 
+/// Whether it came before the lock was taken, before CMD was there, or after that.
+#[test]
+fn an_interrupt_at_any_moment_of_the_start_frees_the_lock() {
+    let redis = Redis::start();
+    for millis in 0..40 {
+        let mut running = Running::start(redis.run("k", &[], "exec sleep 60"));
+        std::thread::sleep(Duration::from_millis(millis));
+        running.signal("INT");
+        drop(running.end());
+        assert!(!redis.is_held("k"), "{millis} ms after the start");
+    }
+}
+
 #[test]
 fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
     // Ctrl-Z stops lockkit and CMD; when the job goes on, CMD must not have lived to see it.

@@ -117,14 +117,14 @@ fn a_lock_is_held_all_the_way_there_and_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cmd_goes_on_under_a_lease_that_becomes_shorter() {
     let zookeeper = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.unwrap();
-    let to = format!("{}?session=4s", zookeeper.url());
+    let to = format!("{}?session=6s", zookeeper.url());
     let moved = tokio::task::spawn_blocking(move || {
         let stores = Stores { to, ..Stores::new() };
-        let output = stores.migrate(&["start", "--max-ttl", "12s", "--fresh", "200ms", "--yes"]);
+        let output = stores.migrate(&["start", "--max-ttl", "18s", "--fresh", "200ms", "--yes"]);
         assert_eq!(code(&output), 0, "{output:?}");
         let line = Line::new();
         let script = "exec 3>$LINE; echo up >&3; read x <$GO";
-        let running = line.start(stores.command(&["run", "--key", "job", "--ttl", "12s", "--", "sh", "-c", script]));
+        let running = line.start(stores.command(&["run", "--key", "job", "--ttl", "18s", "--", "sh", "-c", script]));
         stores.step(&["advance", "--yes"], "both");
         stores.held_as(&[("old", "both"), ("new", "both")]);
         for _ in 0..2 {

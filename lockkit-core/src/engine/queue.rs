@@ -19,7 +19,8 @@ use crate::{Error, Moment, Token};
 
 /// How long a head may go without being polled before those behind it wake it, and how long after that before they pass: an
 /// acquisition in a `select!` may be kept and not polled for as long as it pleases its owner. Each further one in the queue
-/// waits for as long again, so that whoever is polled gets past any number of those that are not.
+/// waits for as long again, so that an acquisition that is polled gets past any number of those that are not: past k of them within
+/// 2 (k + 1) times as long, for each is woken first.
 pub(super) const OVERDUE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -240,11 +240,14 @@ impl Entry {
         self.state().shown.clone()
     }
 
-    /// Notes that it will not be held again, and whether its holder knows, for it has asked for the release.
-    pub(super) fn end(&self, why: LossReason, is_heard: bool) {
+    /// Notes that it will not be held again, and whether its holder knows, for it has asked for the release. Returns why it was lost
+    /// before, if its holder has not heard of that.
+    pub(super) fn end(&self, why: LossReason, is_heard: bool) -> Option<LossReason> {
         let mut state = self.state();
+        let unheard = state.over.filter(|_| !state.is_heard);
         state.is_heard |= is_heard;
         state.over.get_or_insert(why);
+        unheard
     }
 
     /// Notes that its holder hears that it is lost.

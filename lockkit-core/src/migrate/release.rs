@@ -7,9 +7,8 @@ use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result, sto
 impl Dual {
     pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
         if let Some(entry) = self.claims.get(claim) {
-            // A renewal that has found it lost may not have come to say so.
-            let lost = entry.over().filter(|_| !entry.is_heard());
-            entry.end(LossReason::Gone, true);
+            // A renewal may have found it lost, and not have come to say so.
+            let lost = entry.end(LossReason::Gone, true);
             self.shadow.end(claim);
             let answer = self.release_all(&entry, both).await;
             self.claims.settle(&entry);

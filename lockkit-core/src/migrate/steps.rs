@@ -222,7 +222,7 @@ impl Migration {
         self.spread_end(&end, &mut told).await
     }
 
-    /// The floor that the next migration begins with. Fences that follow a log may be above that of this one: the step back from both leaves the
+    /// The floor that the next migration begins with. Fences that follow a log may be above that of this one: the step back from both at once leaves the
     /// floor as it is, and what the log gave in both.
     async fn last_floor(&self, record: &PhaseRecord) -> Result<Fence> {
         let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();

@@ -90,7 +90,7 @@ impl Ordered {
         drop(left);
     }
 
-    /// What answered the release of a claim. If the claim had nothing, a request of its own may still be on its way that gives it a place:
+    /// The release of a claim was answered. If the claim had nothing, a request of its own may still be on its way that gives it a place:
     /// the next release has to find that, too.
     pub(super) fn released(&self, claim: &Claim, release: &Release) {
         let mut table = unpoisoned(&self.table);

@@ -298,11 +298,19 @@ local function extend(ttl)
   settle()
 end
 
--- A write that takes no memory, and changes nothing. A server that was made a replica refuses it: an answer that took no write would
--- be of what that server has, which may be old. And a server that is full refuses what takes memory, unless the script has
--- written before.
+-- A write that takes no memory, and changes nothing. A server that is full refuses what takes memory, unless the script has written
+-- before.
 local function write_nothing()
   call('HDEL', places, '')
+end
+
+-- A server that was made a replica refuses each write. Goes before an answer that took none: it would be of what that server has,
+-- which may be old.
+local function check_writable()
+  -- With a mark, guard.lua has asked.
+  if not mark then
+    write_nothing()
+  end
 end
 
 -- How the lock is shared by one claim alone, the token and the fence of that; nil if it is not.
@@ -353,7 +361,7 @@ if op == 'renew' then
   local ttl, depth, tail, floor = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
   local lease = how == 'shared' and call('HGET', leases, me)
   if not lease then
-    write_nothing()
+    check_writable()
     return {value and 1 or 0}
   end
   if mark and not string.find(lease, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
@@ -409,7 +417,7 @@ if op == 'replace' then
   local fence, more = match(value or '', '^%x+:%d+:(%d+):(%d+)[@:]')
   if not fence or not may_grant or string.sub(value, 1, 33) ~= ARGV[12] .. ':'
     or mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
-    write_nothing()
+    check_writable()
     return value and {call('PTTL', lock), value, call('ZCARD', queue)} or {-2, ''}
   end
   write_nothing()
@@ -428,8 +436,9 @@ end
 if may_grant and call('EXISTS', queue) == 0 and has_room(mode) then
   return grant(me, mode, ttl, nil, span, least, tail)
 end
-write_nothing()
+check_writable()
 if kept ~= '0' then
+  write_nothing()
   local us, now = clock()
   local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   call('ZADD', queue, 'NX', int(max(us, (last or 0) + 1)), me)
