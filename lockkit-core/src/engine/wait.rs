@@ -368,8 +368,8 @@ impl Acquisition<'_> {
         Ok(Pause::For(self.within_limit(pause, now)))
     }
 
-    /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time. Whoever has a place
-    /// asks again before that ends, whatever the store says.
+    /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time. A claim with a place
+    /// is asked for again before that ends, whatever the store says.
     fn after_contention(&mut self, contention: &Contention, now: Moment) -> Pause {
         let longest = if self.keeps_place() { PLACE / 3 } else { Duration::MAX };
         match (self.waiting(), contention.retry_after) {

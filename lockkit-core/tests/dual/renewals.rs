@@ -93,9 +93,9 @@ async fn a_lease_that_one_store_lost_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// The call that finds a lease lost may be dropped: then its holder has not heard of it.
-#[tokio::test]
-async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Result<()> {
+/// The old store has lost two leases, and the holder of `y` has heard of it. The next renewal, of `x`, clears up what is left of `y`, and
+/// has to wait for that in the new store.
+async fn lost_in_the_old_store() -> Result<(World, Arc<Dual>, HeldUp, AcquireRequest)> {
     let world = World::started().await?;
     world.step(Phase::Both).await?;
     let (dual, _, new) = world.held_up().await?;
@@ -105,9 +105,15 @@ async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Res
         assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
     }
     assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
-    // What is left of the other one is cleared up by the call that is dropped.
     new.releases_only.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
+    Ok((world, dual, new, mine))
+}
+
+/// The call that finds a lease lost may be dropped: then its holder has not heard of it.
+#[tokio::test]
+async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Result<()> {
+    let (world, dual, new, mine) = lost_in_the_old_store().await?;
     let renewals = [renewal(&mine.claim)];
     assert!(poll_once(pin!(dual.renew(&renewals)).as_mut()).is_pending());
     assert!(!world.is_held_at(&world.new, "y").await?);
@@ -124,18 +130,7 @@ async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Res
 /// A holder does not hear that its lease is lost before the renewal that found it has seen to others, and may release it meanwhile.
 #[tokio::test]
 async fn a_lost_lease_is_not_released_as_if_it_was_held() -> Result<()> {
-    let world = World::started().await?;
-    world.step(Phase::Both).await?;
-    let (dual, _, new) = world.held_up().await?;
-    let (mine, other) = (request("x"), request("y"));
-    for request in [&mine, &other] {
-        let Attempt::Granted(_) = dual.acquire(request).await? else { panic!("the lock is free") };
-        assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
-    }
-    assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
-    // What is left of the other one is cleared up by the next call.
-    new.releases_only.store(true, Ordering::SeqCst);
-    new.is_held_up.send_replace(true);
+    let (_world, dual, new, mine) = lost_in_the_old_store().await?;
     let renewals = [renewal(&mine.claim)];
     let mut renewing = Box::pin(dual.renew(&renewals));
     assert!(poll_once(renewing.as_mut()).is_pending());
