@@ -58,7 +58,8 @@ pub(crate) struct Connection {
     /// How many connections had broken when this was taken.
     breaks: u64,
     bound: Bound,
-    /// Given back when the connection is idle or closed, not before.
+    /// Given back when the connection is idle or closed, not before; `None` if it [counts](super::pool::Pool::background_connection)
+    /// without it.
     permit: Option<OwnedSemaphorePermit>,
     idle: Arc<Idle>,
 }
@@ -69,10 +70,10 @@ impl Connection {
         raw: RawConnection,
         breaks: u64,
         bound: Bound,
-        permit: OwnedSemaphorePermit,
+        permit: Option<OwnedSemaphorePermit>,
         idle: Arc<Idle>,
     ) -> Self {
-        Self { raw: Some(raw), breaks, bound, permit: Some(permit), idle }
+        Self { raw: Some(raw), breaks, bound, permit, idle }
     }
 
     /// Runs a statement that changes something. If it may give a claim something, that is named: its release then waits until the

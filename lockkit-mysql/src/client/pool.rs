@@ -15,7 +15,7 @@ use sqlx::mysql::MySqlConnectOptions;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
         connection::{Bound, Connection},
         identify,
         idle::Idle,
+        in_flight::Closing,
         raw::{RawConnection, Replicas},
     },
     config::MySqlConfig,
@@ -32,6 +33,8 @@ use crate::{
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
 /// that was the primary may have become a replica.
 const UNPROVEN: Duration = Duration::from_secs(5);
+/// How soon work in the background looks again for a connection that is not in use.
+const FREE_AGAIN: Duration = Duration::from_millis(5);
 
 /// Which connections an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,19 +96,37 @@ impl Pool {
                 permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
             }
         };
-        self.trusted(permit, bound).await
+        self.trusted(Some(permit), bound).await
+    }
+
+    /// The same for work that no caller waits for, whose runtime may stand still from now on. So it does not queue: it would be given
+    /// a permit, and keep it. And from the deadline on, the connection does not count any more.
+    ///
+    /// # Errors
+    /// As [`connection`](Self::connection).
+    pub(crate) async fn background_connection(&self, bound: Bound) -> Result<(Closing, Connection)> {
+        loop {
+            if let Some(permit) = self.permit(ConnectionClass::Common) {
+                let counts = self.idle.in_flight.add(None, Some(permit), bound.at);
+                return Ok((counts, self.trusted(None, bound).await?));
+            }
+            if Instant::now() >= bound.at {
+                return Err(error::busy(bound.whole));
+            }
+            sleep(FREE_AGAIN).await;
+        }
     }
 
     /// The same without waiting for others: none if all are in use, or if the server can't be reached.
     pub(crate) async fn spare_connection(&self, class: ConnectionClass, bound: Bound) -> Option<Connection> {
-        self.trusted(self.permit(class)?, bound).await.ok()
+        self.trusted(Some(self.permit(class)?), bound).await.ok()
     }
 
-    /// The connection of a permit.
+    /// The connection of a permit, if it is to keep that.
     ///
     /// # Errors
     /// When the server can't be reached by the deadline; without effect.
-    async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
+    async fn trusted(&self, permit: Option<OwnedSemaphorePermit>, bound: Bound) -> Result<Connection> {
         let connection = |raw, breaks, permit| Connection::new(raw, breaks, bound, permit, Arc::clone(&self.idle));
         let mut breaks = self.idle.breaks();
         while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id()) {

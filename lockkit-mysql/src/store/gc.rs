@@ -85,7 +85,9 @@ impl Sweeper {
         // A task that nobody drives does not come to this, and keeps it from no other.
         let Ok(mut after) = self.after.try_lock() else { return };
         // It waits for one: where connections are few, each is in use again by now.
-        let Ok(mut connection) = self.connection().await else { return };
+        let Ok((_counts, mut connection)) = self.pool.background_connection(Bound::new(self.timeout)).await else {
+            return;
+        };
         // Programs that make one row each begin at different places.
         let start = after.unwrap_or_else(|| below(id));
         let removed = async {

@@ -13,7 +13,9 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result, drift};
+use lockkit_core::{
+    Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result, drift, store::join_all,
+};
 
 use crate::{
     client::{
@@ -34,29 +36,29 @@ use crate::{
 /// How many leases one statement extends. Its rows stay locked until all of them are written.
 pub(crate) const CHUNK: usize = 64;
 
-type Answers = Vec<Option<Result<Renewed>>>;
+/// By the indexes of the renewals.
+type Answers = HashMap<usize, Result<Renewed>>;
 
 /// Extends leases.
 pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-    let mut answers: Answers = renewals.iter().map(|_| None).collect();
+    let mut answers = Answers::new();
     let mut groups: BTreeMap<(bool, RenewalTerms), Vec<usize>> = BTreeMap::new();
     for (index, renewal) in renewals.iter().enumerate() {
         match terms(store, renewal) {
             Ok(terms) => groups.entry((is_share(store, renewal), terms)).or_default().push(index),
-            Err(e) => answers[index] = Some(Err(e)),
+            Err(e) => drop(answers.insert(index, Err(e))),
         }
     }
-    for ((are_shares, terms), mut group) in groups {
-        // In the order of the index, so that statements that meet on the same rows lock them in the same order.
-        group.sort_by_key(|index| &renewals[*index].claim.key);
-        Batch { store, renewals, terms: &terms, are_shares }.renew(&group, &mut answers).await;
-        // Those that others share a lock with since.
-        group.retain(|index| answers[*index].is_none());
-        Batch { store, renewals, terms: &terms, are_shares: true }.renew(&group, &mut answers).await;
-    }
-    let held = answers.iter().zip(renewals).filter(|(answer, _)| matches!(answer, Some(Ok(Renewed::Held(_)))));
+    // Side by side: the rows of one group may be locked for as long as there is time.
+    let renewed = join_all(groups.into_iter().map(|((are_shares, terms), group)| async move {
+        Batch { store, renewals, terms: &terms, are_shares }.renew_group(group).await
+    }));
+    answers.extend(renewed.await.into_iter().flatten());
+    let held =
+        renewals.iter().enumerate().filter(|(index, _)| matches!(answers.get(index), Some(Ok(Renewed::Held(_)))));
     store.queues.extended(held.map(|(_, renewal)| renewal));
-    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
+    let answers =
+        (0..renewals.len()).map(|index| answers.remove(&index).unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
     let forget_lost = |(answer, Renewal { claim, .. }): (Result<Renewed>, &Renewal)| {
         if matches!(answer, Ok(Renewed::Lost(_))) {
             // It will not be released.
@@ -92,7 +94,7 @@ fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<RenewalTerms> {
 }
 
 fn fail(chunk: &[usize], failed: &Error, answers: &mut Answers) {
-    chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone())));
+    answers.extend(chunk.iter().map(|index| (*index, Err(failed.clone()))));
 }
 
 /// Renewals on the same terms, of leases in rows or of those in claims.
@@ -105,6 +107,17 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    async fn renew_group(self, mut group: Vec<usize>) -> Answers {
+        let mut answers = Answers::new();
+        // In the order of the index, so that statements that meet on the same rows lock them in the same order.
+        group.sort_by_key(|index| &self.renewals[*index].claim.key);
+        self.renew(&group, &mut answers).await;
+        // Those that others share a lock with since.
+        group.retain(|index| !answers.contains_key(index));
+        Batch { are_shares: true, ..self }.renew(&group, &mut answers).await;
+        answers
+    }
+
     /// Extends these leases. No answer to those that have turned out to be in claims.
     async fn renew(self, group: &[usize], answers: &mut Answers) {
         for chunk in group.chunks(CHUNK) {
@@ -172,7 +185,7 @@ impl Batch<'_> {
             let mut left = Vec::new();
             for (index, answer) in chunk.iter().zip(answered) {
                 match answer {
-                    Some(answer) => answers[*index] = Some(Ok(answer)),
+                    Some(answer) => drop(answers.insert(*index, Ok(answer))),
                     None => left.push(*index),
                 }
             }
@@ -188,7 +201,7 @@ impl Batch<'_> {
             for (index, (fence, span)) in chunk.iter().zip(grants) {
                 let Renewal { claim, ttl, depth, .. } = &renewals[*index];
                 let hold = Hold { claim: claim.clone(), fence, span, until: sent + *ttl, depth: *depth };
-                answers[*index] = Some(Ok(Renewed::Held(hold)));
+                answers.insert(*index, Ok(Renewed::Held(hold)));
             }
             return Ok(Vec::new());
         }
@@ -266,7 +279,7 @@ impl Seen {
                 }
                 other => Renewed::Lost(why_not(other.map(|(_, lease)| lease))),
             };
-            answers[*index] = Some(Ok(answer));
+            answers.insert(*index, Ok(answer));
         }
         Ok(left)
     }

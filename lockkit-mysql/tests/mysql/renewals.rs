@@ -2,7 +2,9 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed};
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed,
+};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -21,6 +23,7 @@ tests! {
     a_renewal_that_waited_for_a_row_shortens_no_lease
     a_renewal_for_a_shorter_time_shortens_no_lease
     a_repeated_request_that_extended_nothing_is_no_grant
+    rows_that_others_lock_cost_no_lease_on_other_terms_its_time
 }
 
 /// How many statements the server has run that read, and that update, locks.
@@ -180,4 +183,22 @@ async fn a_repeated_request_that_extended_nothing_is_no_grant(ctx: Arc<Ctx>) {
     let error = attempt(&store, &mine).await.expect_err("nothing was extended");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
     free(&store, &mine).await;
+}
+
+/// Each of the locked rows is waited for, for a quarter of the ttl.
+async fn rows_that_others_lock_cost_no_lease_on_other_terms_its_time(ctx: Arc<Ctx>) {
+    let (server, store) = (ctx.server().await, ctx.store().await);
+    let claims: Vec<_> = (0..6).map(|_| claim()).collect();
+    let ttls = (2000..).map(Duration::from_millis);
+    let renewals: Vec<_> = ttls.zip(&claims).map(|(ttl, claim)| Renewal { ttl, ..renewal(claim) }).collect();
+    for Renewal { claim, ttl, .. } in &renewals {
+        let asked = AcquireRequest { ttl: *ttl, ..request(claim) };
+        assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))));
+    }
+    let mut somebody = raw(server).await;
+    lock_rows(&mut somebody, &claims[..5].iter().collect::<Vec<_>>()).await;
+    let answers = store.renew(&renewals).await;
+    assert!(answers[..5].iter().all(Result::is_err), "{answers:?}");
+    assert!(matches!(answers[5], Ok(Renewed::Held(_))), "{answers:?}");
+    end(&mut somebody).await;
 }

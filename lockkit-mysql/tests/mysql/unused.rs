@@ -16,12 +16,16 @@ use lockkit_testkit::{
 };
 use sqlx::{Connection as _, Executor as _};
 
-use crate::support::{Ctx, Undriven, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
+use crate::support::{
+    Ctx, Undriven, claim, config, end, eventually_within, free, hold, lock_rows, proxied, raw, request, rival, tests,
+};
 
 tests! {
     unused_rows_go_by_themselves_and_fences_go_on
     unused_rows_go_where_connections_are_few
     the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_drives
+    a_removal_that_waits_for_a_connection_where_nobody_drives_it_keeps_none
+    a_removal_that_waits_for_an_answer_where_nobody_drives_it_keeps_no_connection_for_long
     rows_that_only_transactions_use_stay
     unused_rows_stay_where_they_are_to_be_kept
     a_user_who_may_not_delete_has_locks_all_the_same
@@ -131,6 +135,37 @@ async fn the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_driv
     undriven.run(async move { hold(&first, &claim()).await }).await;
     hold(&store, &claim()).await;
     until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+    drop(undriven);
+}
+
+/// The second acquisition has the one connection that is not set aside when the removal asks for it.
+async fn a_removal_that_waits_for_a_connection_where_nobody_drives_it_keeps_none(ctx: Arc<Ctx>) {
+    let (mut undriven, config) = (Undriven::new(), config(ctx.server().await).connections(2));
+    let twice = async move {
+        let store = MySqlStore::connect(config).await.expect("connect");
+        hold(&store, &claim()).await;
+        hold(&store, &claim()).await;
+        store
+    };
+    let store = undriven.run(twice).await;
+    let asks = async || store.acquire(&request(&claim())).await.is_ok();
+    eventually_within(PATIENCE, "a connection is there", asks).await;
+    drop(undriven);
+}
+
+async fn a_removal_that_waits_for_an_answer_where_nobody_drives_it_keeps_no_connection_for_long(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let mut undriven = Undriven::new();
+    let begin = async move {
+        let store = MySqlStore::connect(config.connections(2)).await.expect("connect");
+        proxy.drop_reply_after("id > ?", 1);
+        hold(&store, &claim()).await;
+        proxy.dropped().await;
+        (store, proxy)
+    };
+    let (store, _proxy) = undriven.run(begin).await;
+    let asks = async || store.acquire(&request(&claim())).await.is_ok();
+    eventually_within(PATIENCE, "a connection is there", asks).await;
     drop(undriven);
 }
 
