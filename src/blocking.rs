@@ -2,8 +2,8 @@
 //!
 //! The same locks, the same engine: a [`Locker`] has a [thread of its own](OwnThread) on which it talks to its store and renews its
 //! leases, and each call here blocks the thread that it is made on until the answer is there. It may be made on any
-//! other thread, also on that of a runtime, which does nothing else meanwhile. On the locker's own thread, and within
-//! [`Locker::block_on`], it would wait for itself, and panics.
+//! other thread, also on that of a runtime, which does nothing else meanwhile. On the locker's own thread it would wait for itself,
+//! and panics.
 //!
 //! What has no blocking form of its own is done with [`Locker::block_on`] and [`Locker::asynchronous`].
 //!
@@ -43,7 +43,7 @@ fn wait<F: Future>(thread: &OwnThread, future: F) -> F::Output {
     );
     let _entered = thread.handle().enter();
     // A task of a runtime that this thread is in the middle of may have used up its budget, and gets no new one meanwhile.
-    futures_executor::block_on(tokio::task::unconstrained(future))
+    pollster::block_on(tokio::task::unconstrained(future))
 }
 
 /// A [`lockkit::Locker`](crate::Locker) for code that is not async. Clones share everything.
@@ -117,7 +117,7 @@ impl Locker {
     /// Waits on this thread for what [`asynchronous`](Self::asynchronous) gives.
     ///
     /// # Panics
-    /// When `future` does, and within `block_on` of the crate `futures`.
+    /// When `future` does.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         wait(&self.thread, future)
     }

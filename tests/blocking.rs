@@ -113,6 +113,15 @@ fn within_a_runtime() -> Result<()> {
     Ok(())
 }
 
+/// What blocks a thread may do so within what blocks it already.
+#[test]
+fn within_another_call() -> Result<()> {
+    let (one, other) = (blocking::connect("memory:")?, blocking::connect("memory:")?);
+    let held = one.block_on(async { other.block_on(async { one.lock("a").acquire() }) })?;
+    assert_eq!(held.release()?, Outcome::Released);
+    Ok(())
+}
+
 #[test]
 fn what_connecting_refuses_is_said() {
     let error = blocking::connect("nothing://here").expect_err("no store");

@@ -61,6 +61,7 @@ fn admitted(roster: &Roster, index: usize, look: &Examination) -> Option<Finding
             let advice = "wait, or make max_ttl shorter, for all clients; a durable node votes at once";
             Some(Finding::warning("restart", why, advice))
         }
+        ErrorKind::Denied => Some(Finding::error(error.kind(), "restart", why, "+info for the user")),
         // That it is a replica is said of the node itself.
         _ => None,
     }

@@ -27,7 +27,7 @@ pub(super) struct Roster {
 impl Roster {
     /// Nothing is known yet of so many nodes, but whether they were declared to be durable.
     pub(super) fn new(nodes: usize, config: &RedlockConfig, durable: Option<bool>, delayed_restart: bool) -> Self {
-        let kept_out = config.max_ttl + drift(config.max_ttl);
+        let kept_out = config.max_ttl.saturating_add(drift(config.max_ttl));
         Self {
             known: Mutex::new(vec![None; nodes]),
             restart_policies: (0..nodes).map(|_| RestartPolicy::new()).collect(),
@@ -49,19 +49,22 @@ impl Roster {
             let same = |(other, known): (usize, &Option<ServerFacts>)| {
                 other != index && known.as_ref().is_some_and(|known| known.run_id == facts.run_id)
             };
-            if !facts.run_id.is_empty() && known.iter().enumerate().any(same) {
+            let is_known = !facts.run_id.is_empty() && known.iter().enumerate().any(same);
+            if is_known {
                 return refuse(ErrorKind::InvalidInput, "two of the nodes are the same server");
             }
-            known[index] = Some(facts.clone());
+            let mut facts = facts.clone();
+            facts.resumed = has_resumed(&facts, known[index].as_ref());
+            known[index] = Some(facts);
         }
-        if self.durable.or(facts.durable) == Some(true) {
-            return Ok(());
-        }
-        if self.strict.load(Ordering::Acquire) {
+        if !self.is_durable(index) && self.strict.load(Ordering::Acquire) {
             return refuse(ErrorKind::Unsupported, "it does not keep its data any more, as fences rely on");
         }
-        if facts.uptime >= self.kept_out {
+        if facts.uptime >= self.kept_out || self.has_its_leases(index) {
             return Ok(());
+        }
+        if facts.run_id.is_empty() {
+            return refuse(ErrorKind::Denied, "the user may not use INFO: without it the node would never vote");
         }
         let left = self.kept_out - facts.uptime;
         self.restart_policies[index].no_vote_before(self.clock.now() + left);
@@ -80,6 +83,11 @@ impl Roster {
 
     pub(super) fn is_durable(&self, index: usize) -> bool {
         self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
+    }
+
+    /// Whether what the node answered before its last start is there, as far as it says.
+    fn has_its_leases(&self, index: usize) -> bool {
+        self.durable == Some(true) || self.is_durable(index) && self.facts(index).is_some_and(|facts| facts.resumed)
     }
 
     pub(super) fn restart_policy(&self, index: usize) -> RestartPolicy {
@@ -107,6 +115,16 @@ impl Roster {
     }
 }
 
+/// Whether a server's process began with all that the one before it had answered. A rewrite of the log hides that; what was known of
+/// the same process stays true. One that was not durable may have left an older log behind.
+fn has_resumed(facts: &ServerFacts, former: Option<&ServerFacts>) -> bool {
+    match former {
+        Some(same) if same.run_id == facts.run_id => same.resumed || facts.resumed,
+        Some(other) => facts.resumed && other.durable == Some(true),
+        None => facts.resumed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +146,29 @@ mod tests {
         assert!(left > Duration::from_secs(6) && left < Duration::from_millis(6_200), "{left:?}");
         assert!(Roster::new(3, &config, None, false).admit(1, &facts(4, "b")).is_ok());
         assert!(Roster::new(3, &config, Some(true), true).admit(1, &facts(4, "b")).is_ok());
+        assert_eq!(roster.admit(1, &facts(0, "")).expect_err("never old enough").kind(), ErrorKind::Denied);
+        assert!(Roster::new(3, &config, None, false).admit(1, &facts(0, "")).is_ok());
+        let for_ever = RedlockConfig::new().max_ttl(Duration::MAX);
+        assert!(Roster::new(3, &for_ever, None, true).admit(1, &facts(4, "b")).is_err());
+    }
+
+    #[test]
+    fn a_durable_node_votes_at_once_if_it_began_with_what_a_durable_run_had_written() {
+        let config = RedlockConfig::new().max_ttl(Duration::from_secs(10));
+        let run = |run_id: &str, durable, resumed| {
+            let mut facts = facts(4, run_id);
+            (facts.durable, facts.resumed) = (Some(durable), resumed);
+            facts
+        };
+        let votes = |runs: &[ServerFacts]| {
+            let roster = Roster::new(3, &config, None, true);
+            runs.iter().map(|facts| roster.admit(0, facts).is_ok()).collect::<Vec<_>>()
+        };
+        assert_eq!(votes(&[run("a", true, true)]), [true]);
+        assert_eq!(votes(&[run("a", true, false)]), [false], "its directory may be a new one");
+        assert_eq!(votes(&[run("a", true, true), run("a", true, false)]), [true, true], "a rewrite of the log");
+        assert_eq!(votes(&[run("a", true, true), run("b", true, true)]), [true, true]);
+        assert_eq!(votes(&[run("a", false, false), run("b", true, true)]), [false, false], "an older log");
+        assert_eq!(votes(&[run("a", false, true)]), [false]);
     }
 }

@@ -199,7 +199,8 @@ async fn redis(flavor: RedisFlavor, setup: &Setup, clock: Option<&ServerClock>) 
     if let Some(clock) = clock {
         options = options.clock(clock);
     }
-    let server = RedisServer::start(options).await?;
+    // As a node of a quorum it votes at once.
+    let server = RedisServer::start_anew(options).await?;
     // A server that a store refuses should fail here, and not as a storm of errors.
     drop(RedisStore::from_url(&server.url()).await?);
     Ok(server)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lockkit_core::{ErrorKind, Finding};
 
-use crate::wire::server::{field, version};
+use crate::wire::server::{field, pauses_fsync, version};
 
 /// A replica that has acknowledged nothing for so many seconds is late; they do so every second.
 const LATE: u64 = 3;
@@ -39,6 +39,11 @@ pub(super) fn persistence(info: &str, settings: Option<&HashMap<String, String>>
     let setting = |name: &str| settings.and_then(|settings| settings.get(name)).map(String::as_str);
     let advice = "appendonly yes and appendfsync always keep every lock; else check fences at the resource";
     let mut findings = vec![match (field(info, "aof_enabled"), setting("appendfsync"), setting("save")) {
+        ("1", Some("always"), _) if pauses_fsync(settings) => {
+            let summary =
+                "no-appendfsync-on-rewrite is yes: a crash of the machine during a rewrite or a snapshot loses locks";
+            Finding::note("persistence", summary, "set no-appendfsync-on-rewrite to no")
+        }
         ("1", Some("always"), _) => Finding::ok("persistence", "every write is on disk before it is answered"),
         ("1", Some("everysec"), _) => {
             let summary = "appendfsync is everysec: a crash of the machine loses the locks of the last second or two";

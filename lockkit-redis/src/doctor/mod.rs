@@ -36,7 +36,7 @@ use crate::{
 pub use workload::workload;
 
 /// The settings that matter and that `INFO` does not show.
-const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];
+const SETTINGS: [&str; 4] = ["*appendfsync*", "save", "timeout", BACKLOG];
 
 /// What a look at a server brought up.
 #[derive(Clone, Debug)]
@@ -161,8 +161,7 @@ impl<'a> Doctor<'a> {
         let clock = self.clock(&connection).await?;
         findings.push(clock.map_or_else(no_clock, ClockOffset::finding));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        let fsync = settings.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str);
-        Ok(Examination { findings, facts: ServerFacts::read(&info, fsync), clock })
+        Ok(Examination { findings, facts: ServerFacts::read(&info, settings.as_ref()), clock })
     }
 
     /// Settings; `None` if this user may not ask.

@@ -23,9 +23,12 @@ pub struct ServerFacts {
     pub is_replica: bool,
     /// How many replicas are attached to it.
     pub replicas: u32,
-    /// Whether every write is on disk before it is answered (`appendonly yes`, `appendfsync always`). `None` if it was
-    /// not told, because this user may not ask.
+    /// Whether every write is on disk before it is answered (`appendonly yes`, `appendfsync always`, and no
+    /// `no-appendfsync-on-rewrite`). `None` if it was not told, because this user may not ask.
     pub durable: Option<bool>,
+    /// Whether it is known that the process began with a log that one before it had written (`aof_base_size`, and no rewrite since).
+    /// If not, what the one before it answered may be lost: the log was switched on later, or its directory is a new one.
+    pub resumed: bool,
 }
 
 impl ServerFacts {
@@ -33,17 +36,19 @@ impl ServerFacts {
     pub(crate) fn read_replies(replies: Vec<Value>) -> Self {
         let mut replies = replies.into_iter();
         let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
-        let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
-        Self::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str))
+        let settings = replies.next().and_then(|reply| redis::from_redis_value(reply).ok());
+        Self::read(&info, settings.as_ref())
     }
 
-    /// Reads the answers to `INFO` and `CONFIG GET appendfsync`.
-    pub(crate) fn read(info: &str, fsync: Option<&str>) -> Self {
-        let durable = match (field(info, "aof_enabled"), fsync) {
+    /// Reads the answers to `INFO` and to `CONFIG GET`.
+    pub(crate) fn read(info: &str, settings: Option<&HashMap<String, String>>) -> Self {
+        let durable = match (field(info, "aof_enabled"), settings.and_then(|settings| settings.get("appendfsync"))) {
             ("0", _) => Some(false),
-            ("1", Some(policy)) => Some(policy == "always"),
+            ("1", Some(policy)) => Some(policy == "always" && !pauses_fsync(settings)),
             _ => None,
         };
+        // In a log that was made in this run the size is zero until it is first rewritten.
+        let has_base = field(info, "aof_base_size").parse::<u64>().is_ok_and(|size| size > 0);
         // The difference of two truncated seconds: of a process that is 0.1 s old it can be 1.
         let uptime = field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0).saturating_sub(1);
         Self {
@@ -52,8 +57,14 @@ impl ServerFacts {
             is_replica: matches!(field(info, "role"), "slave" | "replica"),
             replicas: field(info, "connected_slaves").parse().unwrap_or(0),
             durable,
+            resumed: has_base && field(info, "aof_last_rewrite_time_sec") == "-1",
         }
     }
+}
+
+/// Whether writes are not on disk while a child of the server writes a snapshot or rewrites the log, whatever `appendfsync` says.
+pub(crate) fn pauses_fsync(settings: Option<&HashMap<String, String>>) -> bool {
+    settings.and_then(|settings| settings.get("no-appendfsync-on-rewrite")).is_some_and(|value| value == "yes")
 }
 
 /// Judges a server on every new connection.
@@ -71,7 +82,7 @@ impl fmt::Debug for Vet {
 /// What [`ServerFacts::read_replies`] reads the replies to.
 pub(crate) fn questions() -> Pipeline {
     let mut requests = Pipeline::with_capacity(2);
-    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("*appendfsync*");
     requests
 }
 
@@ -202,13 +213,22 @@ mod tests {
 
     #[test]
     fn facts_are_read_and_not_guessed() {
-        let info = "run_id:abc\r\nuptime_in_seconds:7\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\n";
-        let facts = ServerFacts::read(info, Some("always"));
-        let uptime = Duration::from_secs(6);
+        let info = "run_id:abc\r\nuptime_in_seconds:7\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\n\
+                    aof_last_rewrite_time_sec:-1\r\naof_base_size:89\r\n";
+        let settings = |fsync: &str, pause: &str| {
+            let settings = [("appendfsync", fsync), ("no-appendfsync-on-rewrite", pause)];
+            HashMap::from(settings.map(|(name, value)| (name.to_owned(), value.to_owned())))
+        };
+        let facts = ServerFacts::read(info, Some(&settings("always", "no")));
+        let (durable, uptime) = (Some(true), Duration::from_secs(6));
         let expected =
-            ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable: Some(true) };
+            ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable, resumed: true };
         assert_eq!(facts, expected);
-        assert_eq!(ServerFacts::read(info, Some("everysec")).durable, Some(false));
+        assert_eq!(ServerFacts::read(info, Some(&settings("everysec", "no"))).durable, Some(false));
+        assert_eq!(ServerFacts::read(info, Some(&settings("always", "yes"))).durable, Some(false));
+        for (from, to) in [("base_size:89", "base_size:0"), ("time_sec:-1", "time_sec:0"), ("aof_base_size:89", "")] {
+            assert!(!ServerFacts::read(&info.replace(from, to), None).resumed, "{to}");
+        }
         assert_eq!(ServerFacts::read(info, None).durable, None);
         assert_eq!(ServerFacts::read(&info.replace("enabled:1", "enabled:0"), None).durable, Some(false));
         assert_eq!(ServerFacts::read("", None).durable, None);

@@ -44,6 +44,11 @@ async fn what_is_kept_on_disk_decides_what_a_restart_loses() {
         (&["--save", "60 1"], Severity::Warning, "only snapshots"),
         (&["--appendonly", "yes", "--appendfsync", "no"], Severity::Warning, "is no"),
         (&["--appendonly", "yes", "--appendfsync", "everysec"], Severity::Note, "everysec"),
+        (
+            &["--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "yes"],
+            Severity::Note,
+            "no-appendfsync-on-rewrite",
+        ),
     ] {
         let server = Server::start_with(args).await;
         let found = findings(&server.config()).await;

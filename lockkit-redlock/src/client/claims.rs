@@ -226,6 +226,10 @@ impl NodeSet {
     pub(crate) fn contains(&self, node: usize) -> bool {
         unpoisoned(&self.0).contains(&node)
     }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        unpoisoned(&self.0).is_empty()
+    }
 }
 
 #[cfg(test)]

@@ -188,6 +188,7 @@ impl<'a> OpenAttempt<'a> {
     ) -> Result<std::result::Result<Fence, Refusal>> {
         let quorum = self.quorum;
         quorum.stats.raise_rounds.add_one();
+        self.entry.asked(quorum.info.clock.now(), request.ttl);
         let renewal = Arc::new([Renewal {
             claim: self.entry.claim.clone(),
             ttl: request.ttl,
@@ -256,7 +257,8 @@ impl<'a> OpenAttempt<'a> {
     }
 
     fn failure(&mut self, ballot: Ballot) -> Error {
-        let effect = if self.may_hold.is_empty() && self.calls.is_empty() {
+        // Another request with a burnt token could be undone by what is under way for this one.
+        let effect = if self.may_hold.is_empty() && self.calls.is_empty() && self.entry.burnt.is_empty() {
             self.quorum.claims.forget(&self.entry);
             Effect::None
         } else {

@@ -6,11 +6,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, LockStore, MemoryStore, Release, Result, Token, store::unpoisoned,
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Release, Result, Token,
+    store::unpoisoned,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered};
@@ -103,4 +105,37 @@ async fn a_node_that_burnt_the_token_is_not_healed() {
         assert_eq!(asked_again.load(Ordering::SeqCst), 0, "a node was asked again with a token that it had burnt");
         free(&store, &mine).await;
     }
+}
+
+/// What it burnt is known although too few others answered.
+#[tokio::test]
+async fn a_node_that_burnt_the_token_while_the_others_failed_is_not_asked_again() {
+    #[derive(Debug)]
+    struct Failing(MemoryStore);
+
+    #[async_trait]
+    impl Alter for Failing {
+        fn inner(&self) -> &dyn LockStore {
+            &self.0
+        }
+
+        async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
+            Err(Error::new(ErrorKind::Unavailable, "out of reach"))
+        }
+    }
+
+    let (stores, asked_again) = (memories(3), Arc::new(AtomicU32::new(0)));
+    hold(&stores[0], &claim("a")).await;
+    let burning = Burning {
+        inner: stores[0].clone(),
+        burnt: Mutex::default(),
+        asked_again: Arc::clone(&asked_again),
+        is_late: false,
+    };
+    let failing = |store: &MemoryStore| Node::new(Arc::new(Altered(Failing(store.clone()))));
+    let nodes = vec![Node::new(Arc::new(Altered(burning))), failing(&stores[1]), failing(&stores[2])];
+    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+    let locker = Locker::builder(store).patience(Duration::from_millis(500)).build();
+    locker.lock("a").ttl(TTL).acquire().await.expect_err("no majority can be asked");
+    assert_eq!(asked_again.load(Ordering::SeqCst), 0, "a node was asked again with a token that it had burnt");
 }

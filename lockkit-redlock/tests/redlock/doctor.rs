@@ -58,7 +58,7 @@ async fn a_healthy_quorum_has_what_its_configuration_deserves() {
     let mut servers = Vec::new();
     for _ in 0..3 {
         let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-        servers.push(RedisServer::start(options).await.expect("a server"));
+        servers.push(RedisServer::start_anew(options).await.expect("a server"));
     }
     // A durable node votes at once.
     let found = findings(&at(&servers.iter().collect::<Vec<_>>())).await;

@@ -97,8 +97,8 @@ async fn a_second_of_uptime_may_be_none() {
 async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
     let mut servers = Vec::new();
     for _ in 0..3 {
-        servers
-            .push(RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways)).await.expect("x"));
+        let options = RedisOptions::default().persistence(Persistence::AppendAlways);
+        servers.push(RedisServer::start_anew(options).await.expect("a server"));
     }
     let url = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
     let store = lockkit::open(&format!("redlock://{url}")).await.expect("connect");
@@ -116,6 +116,42 @@ async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
     while !is_held_or_retry(&*store, &mine).await {}
     assert!(matches!(store.release(&mine).await, Ok(lockkit_core::Release::Released { .. })));
     assert!(hold(&*other, &claim("a")).await.fence > before);
+}
+
+/// A log that was switched on after the last start, or whose directory is a new one, says nothing of what was answered before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_becomes_durable_is_one_that_may_have_lost_leases() {
+    let cluster = Cluster::start(5).await;
+    tokio::time::sleep(TTL + Duration::from_secs(2)).await;
+    let config = RedlockConfig::new().node_timeout(NODE_TIMEOUT).max_ttl(TTL);
+    let client = async || cluster.nodes().config(config.clone()).connect().await.expect("connect");
+    let before = client().await;
+    amnesia(&cluster).await;
+    for setting in [["appendfsync", "always"], ["appendonly", "yes"]] {
+        cluster.servers[2].command(&["CONFIG", "SET", setting[0], setting[1]]).await.expect("CONFIG SET");
+    }
+    for other in [before, client().await] {
+        for _ in 0..3 {
+            let attempt = attempt(&other, &claim("a")).await;
+            assert!(
+                !matches!(attempt, Ok(lockkit_core::Attempt::Granted(_))),
+                "another has three of five: {attempt:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_tell_its_age_is_refused_where_that_matters() {
+    let cluster = Cluster::start(3).await;
+    for server in &cluster.servers {
+        let user = ["ACL", "SETUSER", "default", "-info"];
+        server.command(&user).await.expect("ACL");
+    }
+    let refused = cluster.nodes().connect().await.expect_err("they would never vote");
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    let store = cluster.nodes().delayed_restart(false).connect().await.expect("it does not matter");
+    assert!(store.warnings().iter().any(|warning| warning.contains("INFO")), "{:?}", store.warnings());
 }
 
 async fn is_held_or_retry(store: &dyn LockStore, mine: &lockkit_core::Claim) -> bool {
