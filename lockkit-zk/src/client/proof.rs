@@ -114,9 +114,9 @@ impl Proof {
         self.unsettled().is_none() && now < self.written + self.timeout / (Self::SIGNS_PER_TIMEOUT - 1)
     }
 
-    /// Whether nothing was answered, on one connection, for as long as a session lasts without a sign of life.
-    pub(crate) fn is_silent(&self, now: Moment) -> bool {
-        now >= self.answered + self.timeout
+    /// Whether nothing was answered for so many times as long as a session lasts without a sign of life.
+    pub(crate) fn is_silent_for(&self, timeouts: u32, now: Moment) -> bool {
+        now >= self.answered + self.timeout * timeouts
     }
 
     /// Takes note that the session was announced to a server anew. Until the timeout that it gave is known, nothing proves
@@ -294,8 +294,8 @@ mod tests {
     fn silence_is_counted_on_one_connection() {
         let mut proof = opened();
         proof.passed(at(5000), at(5010));
-        assert!(!proof.is_silent(at(20_009)) && proof.is_silent(at(20_010)));
+        assert!(!proof.is_silent_for(1, at(20_009)) && proof.is_silent_for(1, at(20_010)));
         proof.moved(at(20_010));
-        assert!(!proof.is_silent(at(35_009)) && proof.is_silent(at(35_010)));
+        assert!(!proof.is_silent_for(1, at(35_009)) && proof.is_silent_for(1, at(35_010)));
     }
 }

@@ -269,12 +269,14 @@ impl Session {
     }
 
     /// No answer came in time. The session is over if none has come for as long as it lasts without a sign of life, though it is
-    /// connected: the driver does nothing more, or hears something, or it would have hung up, and makes nothing of it.
+    /// connected: the driver does nothing more, or hears something, or it would have hung up, and makes nothing of it. Where it is not
+    /// connected, a driver that goes on says within 7/5 of that time that the session has expired.
     ///
     /// - Nobody drives its runtime any more.
     /// - The length of an answer was spoilt, and it waits for the rest. It would do so for as long as requests are sent.
     pub(crate) fn unheard(&self, bound: Duration) -> Failure {
-        if self.client.state() == zk::SessionState::SyncConnected && self.proof().is_silent(self.now()) {
+        let timeouts = if self.client.state() == zk::SessionState::SyncConnected { 1 } else { 2 };
+        if self.proof().is_silent_for(timeouts, self.now()) {
             self.end();
         }
         Failure::TimedOut(bound)

@@ -77,7 +77,7 @@ impl fmt::Debug for Sessions {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{LockStore, Locker, LossReason, Release};
+    use lockkit_core::{LockStore, Locker, LossReason, Release, Renewal, Renewed};
     use tokio::time::timeout;
 
     use super::*;
@@ -98,6 +98,28 @@ mod tests {
         // The next regular renewal is some 6 s away.
         let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("at once");
         assert_eq!(reason, LossReason::SessionEnded);
+    }
+
+    /// A lease is revoked by another client alone: also once a renewal has told its holder of the end.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nobody_revokes_a_lease_of_a_session_that_its_own_store_gave_up() {
+        let server = server().await;
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let other = ZkStore::connect(config).await.expect("connect");
+        let mine = request(&claim(), Duration::ZERO);
+        granted(store.acquire(&mine).await);
+        store.sessions().present().expect("a session").end();
+        let renewal = || [Renewal::new(mine.claim.clone(), Duration::from_secs(20))];
+        let renewed = store.renew(&renewal()).await.remove(0);
+        assert!(matches!(renewed, Ok(Renewed::Lost(LossReason::SessionEnded))), "{renewed:?}");
+        store.release(&mine.claim).await.expect("release");
+        let witness = other.sessions().present().expect("a session");
+        let lock = witness.names.lock(&mine.claim.key);
+        let is_revoked = witness.is_revoked(&lock, &mine.claim.token, Duration::from_secs(5)).await;
+        assert!(!is_revoked.expect("a directory"));
+        let renewed = store.renew(&renewal()).await.remove(0);
+        assert!(matches!(renewed, Ok(Renewed::Lost(LossReason::Gone))), "{renewed:?}");
     }
 
     /// The guards of a session hear of its end when their tasks are run. Until then they believe in their leases, and nobody else

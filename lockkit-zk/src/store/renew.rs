@@ -61,7 +61,8 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
 
 fn without_session(store: &ZkStore, claim: &Claim, error: &Error) -> Result<Renewed> {
     store.info.admit_mode(claim.mode)?;
-    if store.sessions.forget(&claim.token) {
+    if store.sessions.was_held(&claim.token) {
+        store.sessions.was_not_held(&claim.token);
         return Ok(Renewed::Lost(LossReason::SessionEnded));
     }
     Err(error.clone().unknown_effect())
@@ -141,7 +142,8 @@ impl<'a> PendingRenewal<'a> {
                 // Its node stays until the core releases it, which it does when it has told the holder.
                 Some(Claimed { stage: Stage::Held(..), .. }) => Ok(Renewed::Lost(LossReason::Expired)),
                 None if sessions.was_held(&claim.token) => {
-                    sessions.forget(&claim.token);
+                    // Its release is to know that it is of this store: nobody revokes it.
+                    sessions.was_not_held(&claim.token);
                     Ok(Renewed::Lost(LossReason::SessionEnded))
                 }
                 _ => lose(session, claim, bound).await,
@@ -150,11 +152,16 @@ impl<'a> PendingRenewal<'a> {
         let wrote = check.shown.is_some();
         let outcome = self.check(session, node, check, asked, bound).await;
         if session.is_over() {
-            sessions.forget(&claim.token);
+            sessions.was_not_held(&claim.token);
             return Ok(Renewed::Lost(LossReason::SessionEnded));
         }
         if outcome.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
-            session.update(&claim.token, |claimed| claimed.stage = Stage::Gone);
+            // Its release may be repeated, and has to find it as it was.
+            session.update(&claim.token, |claimed| {
+                if !claimed.releasing {
+                    claimed.stage = Stage::Gone;
+                }
+            });
             return lose(session, claim, bound).await;
         }
         outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;

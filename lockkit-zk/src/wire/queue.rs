@@ -28,7 +28,7 @@ use crate::wire::{
 /// Curator, which counts every child, never waits for it.
 pub(crate) const FENCE: &str = "~fence";
 
-/// The node that comes and goes in the step in which a lock gets its directory. Nobody ever sees it.
+/// The node that comes and goes in the step in which a lock gets its directory. Servers show such a step in parts, so that somebody may see it.
 pub(crate) const FIRST: &str = "~new";
 
 /// Where sequence numbers become dangerous.
@@ -169,7 +169,8 @@ fn most(limit: NonZeroU32) -> usize {
 
 /// Those that take part, the first in front.
 fn sorted<'a>(children: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
-    let contenders = children.map(String::as_str).filter(|child| *child != FENCE && !window::is_record(child));
+    let is_contender = |child: &&str| !matches!(*child, FENCE | FIRST) && !window::is_record(child);
+    let contenders = children.map(String::as_str).filter(is_contender);
     let mut queue: Vec<_> = contenders.map(|child| (key(child), child)).collect();
     queue.sort_unstable();
     queue.into_iter().map(|(_, child)| child).collect()

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Effect, ErrorKind, LockStore, LossReason, Outcome, Release, Renewed, Status};
+use lockkit_core::{Attempt, Effect, ErrorKind, LockStore, LossReason, Outcome, Query, Release, Renewed, Status};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
     servers::Keep,
@@ -63,6 +63,36 @@ async fn a_release_without_a_reply_is_a_release() {
         let again = insist("release", async || store.release(&mine).await).await;
         assert!(matches!(again, Release::NotHeld(LossReason::Gone)), "{again:?}");
     }
+}
+
+/// It has found the node gone that the release had ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_makes_a_release_without_a_reply_no_loss() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    proxy.drop_reply_after(protection(&mine), 1);
+    store.release(&mine).await.expect_err("its reply was lost");
+    proxy.dropped().await;
+    let renewed = insist("renew", async || renew(&store, &mine).await).await;
+    assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
+    let release = insist("release", async || store.release(&mine).await).await;
+    assert!(matches!(release, Release::Released { .. }), "{release:?}");
+}
+
+/// One answer after the other would take more than ten seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_many_locks_far_away_is_bounded() {
+    let server = Server::start().await;
+    let (store, (far, proxy)) = (server.store().await, server.proxied(Duration::from_secs(20)).await);
+    for n in 0..200 {
+        hold(&store, &claim(&format!("n{n}"))).await;
+    }
+    proxy.delay(Direction::ToClient, Duration::from_millis(50));
+    let looked = tokio::time::timeout(Duration::from_secs(5), far.inspect(&Query::Prefix(String::new()))).await;
+    let states = looked.expect("in time").expect("inspect");
+    assert!(states.len() == 200 && states.iter().all(|state| state.holders.len() == 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -96,6 +96,30 @@ fn a_waiter_outlives_the_runtime_of_its_session() {
     waiter.join().expect("no panic");
 }
 
+/// Its driver, which nobody drives any more, neither connects again nor says that its session has expired.
+#[test]
+fn a_store_outlives_a_runtime_that_nobody_drives_since_it_lost_its_connection() {
+    let runtime = |mut builder: tokio::runtime::Builder| builder.enable_all().build().expect("a runtime");
+    let servers = runtime(tokio::runtime::Builder::new_multi_thread());
+    let sessions = runtime(tokio::runtime::Builder::new_current_thread());
+    let (server, proxy) = servers.block_on(async {
+        let server = Server::start().await;
+        let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+        (server, proxy)
+    });
+    let config = ZkConfig::new([proxy.addr().to_string()]).session(Duration::from_secs(2));
+    let store = sessions.block_on(connect(config.timeout(Duration::from_millis(500))));
+    servers.block_on(async {
+        proxy.refuse(true);
+        proxy.cut().await;
+    });
+    sessions.block_on(attempt(&store, &claim("a"))).expect_err("it is cut off");
+    proxy.refuse(false);
+    let is_granted = async || matches!(attempt(&store, &claim("a")).await, Ok(Attempt::Granted(_)));
+    servers.block_on(eventually("it is granted", is_granted));
+    servers.block_on(async { drop((server, proxy)) });
+}
+
 /// Its session hears nothing and ends at the servers, and its driver, which nobody drives either, does not say so.
 #[test]
 fn a_store_outlives_a_runtime_that_nobody_drives() {
