@@ -73,9 +73,7 @@ pub(super) async fn borrow(
                 return Err(Failure::new(USAGE, message));
             }
             let Asked::Lent(loan) = asked else {
-                let message = format!(
-                    "the enclosing run holds {key:?} as another user, and lends it to its own user alone: this run would wait for it"
-                );
+                let message = format!("another user's run holds {key:?}; a run lends its lease to its own user only");
                 return Err(Failure::new(USAGE, message));
             };
             let state = Mutex::new(State { deadline, lost: None });

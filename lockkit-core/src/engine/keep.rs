@@ -47,7 +47,7 @@ impl Engine {
         let refused = match self.store.acquire(&request).await {
             Ok(Attempt::Granted(_)) => return Ok(Release::Released { waiters: Some(0) }),
             Ok(Attempt::Contended(_)) => {
-                Error::new(ErrorKind::Unavailable, "the lock could not be kept, for the store grants nothing for now")
+                Error::new(ErrorKind::Unavailable, "could not keep the lock: the store grants no locks at the moment")
             }
             // Asked for again, by the same token: it may have been granted.
             Err(error) if error.is_retryable() || error.effect() == Effect::Unknown => return Err(error),

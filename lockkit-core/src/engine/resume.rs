@@ -30,7 +30,7 @@ impl Engine {
         let (writer, info) = (&lease.claim, self.store.info());
         let about = |error: Error| error.at(WHAT, Some(&writer.key), &info.name);
         if !info.capability.downgrades || !info.capability.shared {
-            let message = "the store can't make the lease of a writer that of a reader";
+            let message = "the store can't turn a writer's lease into a reader's";
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }
         let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };

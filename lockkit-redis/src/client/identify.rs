@@ -31,7 +31,7 @@ impl FirstBytes {
     pub(crate) fn explain(&self, error: Error) -> Error {
         match self.bytes.get().and_then(|bytes| speaker(bytes, self.tls)) {
             Some(speaker) => {
-                Error::new(ErrorKind::Misconfigured, format!("what answers there is {speaker}")).with_source(error)
+                Error::new(ErrorKind::Misconfigured, format!("the server there is {speaker}")).with_source(error)
             }
             None => error,
         }

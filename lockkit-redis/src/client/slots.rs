@@ -69,7 +69,7 @@ fn read(replies: Vec<Value>, host: &str) -> Result<Told> {
     }
     let ranges = ranges(slots, host).ok_or_else(|| error::odd_reply(Sent::No))?;
     if ranges.is_empty() {
-        return Err(Error::new(ErrorKind::Unavailable, "it serves no slots and knows nobody who does"));
+        return Err(Error::new(ErrorKind::Unavailable, "the member serves no slots and knows no member that does"));
     }
     let info = redis::from_redis_value::<String>(info).unwrap_or_default();
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());

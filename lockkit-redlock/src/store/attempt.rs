@@ -270,7 +270,7 @@ impl<'a> OpenAttempt<'a> {
 
 /// Nodes that granted the new lease have ended the former one, which a majority may have had.
 fn in_parts() -> Error {
-    let message = "a majority may have the lease that is to be taken over, but too few nodes let it be taken over";
+    let message = "a majority may still hold the former lease, but too few nodes granted the takeover";
     Error::new(ErrorKind::Unavailable, message).unknown_effect()
 }
 
