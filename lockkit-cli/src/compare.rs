@@ -26,10 +26,10 @@ use crate::{
 
 /// Measure stores side by side
 ///
-/// Always takes the store in memory too, to measure the others by; and between private servers of Redis and of MariaDB or
-/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints the figures, and writes comparison.html, a
-/// page with charts, comparison.md, and comparison.json. On a store in use it takes locks whose names start with
-/// lockkit-compare/, and releases them.
+/// Also measures the memory store, as a reference. With private servers of Redis and of MariaDB or MySQL it measures a
+/// migration between them, too, in the phase both and in part of the groups. Prints the figures, and writes
+/// comparison.html, a page with charts, comparison.md, and comparison.json. On a store in use it takes locks whose
+/// names start with lockkit-compare/, and releases them.
 ///
 /// Ctrl-C ends it with a report of what was measured by then, which says what is missing, releases the locks that are still held, and
 /// stops all servers and processes that were started; a second one ends it at once.
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Where to put comparison.html, comparison.md and comparison.json
     #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
-    /// Measure all groups: faults, too, which kills and restarts private servers, and of a quick comparison takeover and cost
+    /// Measure all groups: adds faults, which kills and restarts private servers, and with --quick takeover and cost
     #[arg(long, conflicts_with = "only")]
     full: bool,
     /// Take about 10 s per store instead of 60 s, for rougher numbers; without the groups takeover and cost, unless --only names them

@@ -13,8 +13,8 @@ use crate::{
 /// Find out whether a store is fit for locks, and what puts them at risk
 ///
 /// Looks at the server's role, version and settings, at what survives a crash, at the table or the nodes of the locks, at
-/// permissions and clocks. Changes nothing: what has to be tried is tried under names that no lock can have. What it may
-/// not ask it says.
+/// permissions and clocks. Changes nothing: tests permissions under names that no lock can have. Reports what this user may
+/// not ask.
 ///
 /// Exit status: 0 if nothing is worse than a note, 78 if there are warnings or errors, 69 if the store can't be asked.
 ///

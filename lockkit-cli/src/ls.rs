@@ -14,7 +14,7 @@ use crate::{
 /// List the locks that are held
 ///
 /// With --json: an array of objects sorted by key, each with key, held, fence, waiters, and holders: an array of objects
-/// with holder, foreign (true if it is no lockkit client), mode, depth, fence, remaining_ms. What is not known is null.
+/// with holder, foreign (true if it is no lockkit client), mode, depth, fence, remaining_ms. Facts that are not known are null.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]

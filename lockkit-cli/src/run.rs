@@ -54,24 +54,24 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 ///
 /// CMD sees LOCKKIT_KEY, LOCKKIT_FENCE (hand it to what the lock protects) and LOCKKIT_TTL_MS (how long the lease lasts when
 /// it is not renewed: on ZooKeeper no longer than the session). Its exit status passes
-/// through; 128+N if signal N killed it. The lock is released when CMD itself ends; what it leaves behind in the
-/// background runs on without it.
+/// through; 128+N if signal N killed it. The lock is released when CMD itself ends; processes that CMD leaves behind in the
+/// background run on without the lock.
 ///
 /// If the lease can't be renewed, CMD and all that it started get TERM, then KILL, so that they are gone before the
 /// lease can lapse: exit status 74. The same happens if lockkit itself is killed or stands still. (If the whole machine
-/// stood still, suspended for longer than the lease, CMD may go on for a quarter of a second after it.) What may run as
-/// another user (sudo, setuid) can't be killed. A process that has lost its parents is not found if it has cleared its
+/// stood still, suspended for longer than the lease, CMD may go on for a quarter of a second after it.) lockkit can't kill a
+/// process that runs as another user (sudo, setuid). A process that has lost its parents is not found if it has cleared its
 /// environment, or takes longer than a tenth of a second to load a program.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
-/// lasts until both have ended. This one is refused if that run holds the lock in a way that does not cover what is asked
-/// for, as --read does not cover --write, or belongs to another user: it would wait for itself. While that run stands
-/// still, this one waits for its answer, also with --no-wait.
+/// lasts until both have ended. The inner run is refused if the outer run's mode does not cover it (--read does not cover
+/// --write), or if the outer run belongs to another user; otherwise it would wait for its own parent. While the outer run
+/// stands still, the inner one waits for its answer, even with --no-wait.
 ///
 /// Signals: TERM, INT, HUP and QUIT are passed to CMD and all that it started, USR1 and USR2 to CMD alone. With a
 /// controlling terminal CMD shares the process group, so that it can read from the terminal, pipes and job control work,
 /// and Ctrl-C reaches it directly; INT and QUIT are then passed on only from the background. Without one CMD leads a
-/// group of its own. What was ignored, as under nohup, stays ignored.
+/// group of its own. CMD goes on ignoring signals that were ignored before (nohup).
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -90,10 +90,10 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
-    /// Run CMD once in this time among all that use the lock: it is kept for so long from when it was taken, also if CMD ends sooner,
-    /// and whatever its exit status is. Unless --wait is given, a run that comes later gives up at once, with exit status 75. The
-    /// time has to be shorter than that from one start to the next: 23h for what is started once a day. If lockkit itself is
-    /// killed, others may run CMD when the lease has lapsed
+    /// Run CMD once in this time, among all that use the lock. The lock stays taken for all of that time, counted from when it
+    /// was taken, whatever CMD's exit status. Unless --wait is given, a later run gives up at once, with exit status 75. Choose
+    /// a time shorter than that from one start to the next: 23h for a daily job. If lockkit itself is killed, others may run CMD
+    /// when the lease has lapsed
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
     once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid

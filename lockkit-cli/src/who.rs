@@ -15,7 +15,7 @@ use crate::{
 ///
 /// With --json: an object with key, held, fence, waiters, queue: an array of those that wait in order, the next one first and at most
 /// 32, objects with holder and mode; and holders: an array of objects with token, holder, foreign
-/// (true if it is no lockkit client; it has no token), mode, depth, fence, remaining_ms. What is not known is null.
+/// (true if it is no lockkit client; it has no token), mode, depth, fence, remaining_ms. Facts that are not known are null.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -34,8 +34,8 @@ const AT_ONCE: usize = 4;
 ///
 /// Runs the cases of the compliance suite that do a server no harm, some at once; this takes about half a minute. All
 /// locks that they take have names that start with lockkit-check/ and a random part, or with lockkit/yield/ before that where a
-/// holder is asked to yield; what is still held of them at the end, or after Ctrl-C, is released. What stays, such as the
-/// counters of fences, is told. Cases that do not apply are ignored, with the reason; after Ctrl-C so are those that had
+/// holder is asked to yield; those still held at the end, or after Ctrl-C, are released. Lists what remains in the store,
+/// such as fence counters. Cases that do not apply are ignored, with the reason; after Ctrl-C so are those that had
 /// not ended.
 ///
 /// Exit status: 0 if no case failed, 1 if one did, 69 if the store can't be reached, or not any more; 128 and the number of

@@ -56,12 +56,12 @@ enum What {
     ///
     /// With --to-phase shadow, from old: clients ask the new store, too, whose answers decide nothing; status shows them.
     ///
-    /// A step out of the phase both waits until no client can act on the phase before any more.
+    /// A step out of the phase both waits until no client can act on that phase any more.
     Advance(StepArgs),
     /// Go one step back: from new to both, or from both to old
     Rollback(StepArgs),
-    /// End it, in the phase old or new: clients of the migration get no locks from then on. All services must use one store by now. It waits
-    /// for a drain before the end, and after it until no client acts on what it read before
+    /// End it, in the phase old or new: clients of the migration get no locks from then on. All services must use one store by now. The
+    /// command waits for a drain before the end, and after it until no client acts on an earlier reading of the phase
     Finish(FinishArgs),
 }
 
@@ -84,8 +84,8 @@ struct Settings {
     /// How long a client may act on what it read of the phase; a part of each wait
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     fresh: Duration,
-    /// The home keeps what it confirmed, through crashes and fail-overs: the way back from both then takes no wait, and the
-    /// home alone. ZooKeeper does; of Redis and MySQL it can't be told from here
+    /// The home store loses no confirmed write in a crash or failover: then the way back from both takes no wait, and needs
+    /// the home alone. ZooKeeper counts as durable; lockkit can't check Redis and MySQL
     #[arg(long)]
     durable: bool,
     /// All fences lie above this: for a store whose clients have the option fence_above. A number above every fence that it has
@@ -131,7 +131,7 @@ struct StartArgs {
 struct StatusArgs {
     #[command(flatten)]
     stores: Stores,
-    /// Show it anew every second, until interrupted; and after a change, how long at most a client may still act on the phase before
+    /// Refresh every second, until interrupted. After a change, also show how long a client may still act on the former phase
     #[arg(long, conflicts_with = "json")]
     watch: bool,
     /// Print JSON

@@ -41,8 +41,8 @@ use crate::{
 /// Changes of holder are a lower bound: one look counts at most one change of each lock. A lock that was taken and released between
 /// two lists is not seen, nor is a lease that tasks of one process hand on. CHANGES/S is of the last 10 seconds of looks.
 ///
-/// LAPSED counts leases that ran out: at one look less than half was left of the longest time that was ever left of the lease, and at
-/// the next one the lease was gone and its time over. A ! behind LEFT marks such a lease while it is still held: it is not being
+/// LAPSED counts leases that ran out. A lease counts as lapsed if one look found less than half of its longest time left and the next
+/// found it gone after its end. A ! behind LEFT marks such a lease while it is still held: it is not being
 /// renewed. A lease that is meant to run out, as after lockkit run --once-per, counts, too. A session of ZooKeeper does not run out
 /// by time: its LEFT is -. A lock that became free is shown for another 10 seconds.
 ///
