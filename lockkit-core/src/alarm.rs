@@ -13,7 +13,7 @@ const KEPT: usize = 256;
 /// A store's voice: something seems to have happened to a lease, and its holder should not have to wait for the next
 /// renewal to learn of it.
 ///
-/// An alarm decides nothing. Whoever heard it, renews the lease at once, and the answer to that decides (rule R5). An
+/// An alarm decides nothing. The engine renews the lease as soon as it hears one, and the answer to that decides (rule R5). An
 /// alarm that nobody hears, or that was raised for nothing, does no harm. Clones are one voice.
 #[derive(Clone, Debug)]
 pub struct Alarm {

@@ -65,7 +65,7 @@ pub trait FencedResource: fmt::Debug + Send + Sync + 'static {
     /// The claim may have been, or come to be, admitted.
     async fn claim_shared(&self, fence: Fence) -> Result<Admission>;
 
-    /// Reads the value; `None` if none was ever written. Whoever writes what depends on it has claimed before.
+    /// Reads the value; `None` if none was ever written. A holder that writes something that depends on it has claimed before.
     ///
     /// # Errors
     /// When the resource could not be asked.

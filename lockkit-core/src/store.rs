@@ -1,6 +1,6 @@
 //! The contract between the core and a store. Read this first.
 //!
-//! A store answers five questions, and keeps records for migrations; the core does everything else, once. Whoever writes a store implements
+//! A store answers five questions, and keeps records for migrations; the core does everything else, once. The author of a store implements
 //! [`LockStore`] and keeps the rules below, which the cases of the compliance suite cite by number.
 //!
 //! - **R1, idempotent per claim.** The same [`Claim`] again gives the same grant and the same fence, with the lease
@@ -31,11 +31,12 @@
 //!   sends that release behind whatever it may already have sent for the claim, if the connection still lives. If another
 //!   connection has taken its place, the store has [counted](Reconnections) that.
 //! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
-//!   release, expiry, crash and restart, as strictly as [`Capability::fencing`](crate::Capability::fencing) claims. Gaps are fine. Renewal and
-//!   reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X) is enough: those that share the
-//!   lock at one time may carry one number. It lies above that of each exclusive grant before them, so that a late writer
-//!   is refused where they have been, and below that of each after them. Each permit has a number of its own, which is an
-//!   order and no admission: a resource that takes only the highest would refuse others that are held.
+//!   release, expiry, crash, restart and migration, as strictly as [`Capability::fencing`](crate::Capability::fencing)
+//!   claims. Gaps are fine. Renewal and reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X)
+//!   is enough: those that share the lock at one time may carry one number. It lies above that of each exclusive grant
+//!   before them, so that a late writer is refused where they have been, and below that of each after them. Each permit
+//!   has a number of its own, which is an order and no admission: a resource that takes only the highest would refuse
+//!   others that are held.
 //! - **R10, server time.** Expiry is judged by the store's own clock in the same atomic step as the change that
 //!   depends on it, never by a client's wall clock. A store whose clients are all on its own machine may use the machine's:
 //!   one that is never set and goes on while the machine sleeps (`CLOCK_BOOTTIME`) if nothing that it keeps outlives a

@@ -39,8 +39,8 @@ const LOOKS: usize = 5;
 /// Nothing is changed: what is tried is tried with statements that find no row, and is rolled back should they.
 ///
 /// # Errors
-/// `InvalidInput` for a wrong configuration, or a database that does not exist; `Unavailable`, `TimedOut` or `Denied` if
-/// the server can't be asked at all.
+/// `InvalidInput` for a wrong configuration; `Misconfigured` for a database that does not exist; `Unavailable`, `TimedOut`
+/// or `Denied` if the server can't be asked at all.
 pub async fn diagnose(config: &MySqlConfig) -> Result<Vec<Finding>> {
     let store = MySqlStore::on(Replicas::Admitted, config.clone())?;
     let doctor = Doctor { store: &store, config };

@@ -166,7 +166,7 @@ impl World {
     }
 }
 
-/// Who is not woken, and has a place in a queue, is to ask again before that ends.
+/// A waiter that is not woken, and has a place in a queue, is to ask again before that place ends.
 fn polled(request: &AcquireRequest, answer: Attempt) -> Attempt {
     match answer {
         Attempt::Contended(contention) if request.order == Order::Fifo => {

@@ -18,8 +18,8 @@ pub(super) fn show(bar: &ProgressBar, drain: Drain) {
     bar.set_message(spoken(drain.left));
 }
 
-/// Whoever looks on while others move a migration. When its record was changed, nobody says; but once it was seen in both stores,
-/// nobody acts on an earlier one any more after a drain from then (rule M14).
+/// A command that watches while others move a migration. It is not told when the record changed; but once it has seen the record
+/// in both stores, nobody acts on an earlier one after a drain from then (rule M14).
 #[derive(Debug, Default)]
 pub(super) struct Onlooker {
     /// The record, and when both stores were first seen to have it.

@@ -62,7 +62,7 @@ impl Lender {
         Ok(Self { listener: UnixListener::from_std(listener)?, borrowers: JoinSet::new() })
     }
 
-    /// Lends until `over` is done and every borrower has hung up, and then closes. Who came too late to be welcomed
+    /// Lends until `over` is done and every borrower has hung up, and then closes. A run that came too late to be welcomed
     /// does not borrow.
     pub(super) async fn serve_until(mut self, over: impl Future<Output = ()>) {
         let mut over = pin!(over);

@@ -119,7 +119,7 @@ impl Engine {
         self.failures.load(Ordering::SeqCst).wrapping_add(self.store.info().reconnections.count())
     }
 
-    /// Refuses to go on after a shutdown. Whoever is about to send something has to be counted as
+    /// Refuses to go on after a shutdown. A caller that is about to send something has to be counted as
     /// [outstanding](Outstanding) first: then either this sees the shutdown, or the shutdown sees and waits for it.
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) {

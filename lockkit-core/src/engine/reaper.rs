@@ -321,7 +321,7 @@ impl Engine {
     /// Refuses to leave more behind on a store where leases end with a session: only an answer ends a release there.
     pub(super) fn check_backlog(self: &Arc<Self>) -> Result<()> {
         if self.backlog.has_left() {
-            // Whoever is about to ask may wait for what is left, and has a runtime.
+            // The caller may have to wait for the releases that are left, and has a runtime to send them on.
             drop(self.home());
         }
         let (info, owed) = (self.store.info(), self.backlog.length());

@@ -82,8 +82,8 @@ impl LockState {
             Order::Any => Arc::clone(&self.freed),
             Order::Fifo => self.queue.keep(claim, &request.holder, now),
         });
-        // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
-        // wait for the reader before it to wake up.
+        // A claim without a place passes none that has one. A claim with a place gets in if all before it could, too: a
+        // reader does not wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
         let taken = self.modes().chain(self.queue.before(claim).map(|place| place.claim.mode));
         if !may_pass || !claim.mode.has_room(taken) {

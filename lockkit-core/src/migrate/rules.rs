@@ -20,8 +20,8 @@ pub fn stands(confirmed: (Phase, Fence), phase: Phase, granted: Option<Fence>) -
     now == phase && granted.is_none_or(|fence| fence > floor)
 }
 
-/// Until when a lease may be believed in that lasts until `ends` at its stores, and that rests on a check made `now` (rule M4). Whoever acts on
-/// it may stand still after that check.
+/// Until when a client may believe in a lease that lasts until `ends` at its stores and rests on a check made `now` (rule M4). The client may
+/// stand still after that check.
 #[must_use]
 pub fn deadline(ends: impl IntoIterator<Item = Moment>, now: Moment, max_ttl: Duration) -> Moment {
     ends.into_iter().fold(now + max_ttl, Moment::min)

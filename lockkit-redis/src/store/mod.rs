@@ -40,8 +40,10 @@ impl RedisStore {
     /// Connects, and checks that the server can keep locks.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration; [`ErrorKind::Unsupported`](lockkit_core::ErrorKind::Unsupported) for a server that is a
-    /// replica, part of a cluster (if none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration; `Misconfigured` if a
+    /// file or variable of it can't be read, or if another kind of server answers;
+    /// [`ErrorKind::Unsupported`](lockkit_core::ErrorKind::Unsupported) for a server that is a replica, part of a cluster (if
+    /// none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let mut store = Self::new(config)?;
         store.info.warnings = store.check().await?.into();

@@ -184,7 +184,7 @@ impl Entry {
         if let Some(grant) = &mut *unpoisoned(&self.grant) {
             let here = &mut grant.nodes[node];
             if fence <= grant.fence {
-                // Whoever had the lock in between would have left a higher number there.
+                // Another holder in between would have left a higher number there.
                 here.counts = Some(fence);
             } else if here.counts != Some(fence) {
                 here.on_probation = Some(fence);
