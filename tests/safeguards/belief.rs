@@ -59,7 +59,7 @@ safeguards! {
         "if !renew || «!self.taken» {" => "false"
         by "lockkit-testkit/queue::a_lease_handed_to_nobody_lapses";
     seat_after_loss in RELEASE
-        "Who lost a lease lets the next in the local queue ask"
+        "A holder that lost its lease lets the next in the local queue ask"
         "(«state.seat.take()», state.is_taken(), Kept" => "None::<Seat>"
         by "lockkit-core/life::a_lost_head_lets_the_next_one_ask";
     release_after_loss in RELEASE

@@ -55,7 +55,7 @@ safeguards! {
         "match «asked.map_err(|error| doubts.leave_open(error))»? {" => "asked"
         by "lockkit-core/shutdown::what_an_acquisition_left_at_the_store_is_told_with_its_error";
     own_claim_told in WAIT
-        "What other tasks were told of the lock is no answer for one whose own claim may have been in the way"
+        "An answer to other tasks is none for a task whose own claim may have been in the way"
         "LocalOutcome::Contended if «in_doubt» => None," => "false"
         by "lockkit-core/yielding::that_its_own_first_claim_was_in_the_way_of_others_is_no_answer";
     late_grant in WAIT
@@ -63,7 +63,7 @@ safeguards! {
         "self.failed(late, now).map(«Step::Afresh»)" => "Step::Again"
         by "lockkit-core/tokens::a_new_token_after_an_unknown_outcome";
     own_claim in WAIT
-        "What one's own earlier claim may hold is not said to be another's"
+        "A lock that one's own earlier claim may hold is not said to be another's"
         "return if «doubt.is_none()» {" => "true"
         by "lockkit-core/tokens::its_own_earlier_claim_is_no_other_holder";
     place_given_up in WAIT
@@ -196,7 +196,7 @@ safeguards! {
         by "lockkit-core/lib::engine::queue::tests::fences_stay_behind_the_clock";
     // Leases that change hands.
     told_on in RENEW
-        "What the store says of a lease is told to the task that has it by then"
+        "The store's word on a lease is told to the task that has it by then"
         "next.filter(|next| «next.claim == former.claim» &&" => "false"
         by "lockkit-core/alarm::an_answer_reaches_the_task_that_has_the_lease_by_then";
     kept_or_released in KEEP

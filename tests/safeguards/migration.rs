@@ -24,11 +24,11 @@ safeguards! {
         "if «!now.stands(phase, None)» {" => "false"
         by "lockkit-core/dual::renewals::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile";
     moving_shadow in RENEW
-        "What follows a lease in the shadow gives way to the lease itself"
+        "The shadow of a lease gives way to the lease itself"
         "«self.shadow.end_within(&renewal.claim, bound).await»;" => "()"
         by "lockkit-core/shadow::what_follows_a_lease_gives_way_to_the_lease_itself";
     moving_fresh in RULES
-        "What was read of the phase is acted on for a short time only"
+        "A reading of the phase is acted on for a short time only"
         "«now.since(sent) < fresh»" => "sent <= now || !fresh.is_zero()"
         by "lockkit-core/dual::grants::a_grant_does_not_stand_if_the_phase_has_gone_on_meanwhile";
     moving_belief_capped in RULES
@@ -48,7 +48,7 @@ safeguards! {
         "next = record.next(goal, «highest»)?;" => "Fence::new(highest.get().min(0))"
         by "lockkit-core/dual::grants::fences_rise_through_every_phase";
     moving_never_waits_holding in ACQUIRE
-        "What the new store refuses is given back to the old one"
+        "A lock that the new store refuses is given back to the old one"
         "        «self.undo(entry).await?»;\n        if self.confirmed" => "()"
         by "lockkit-core/dual::grants::a_lock_that_the_new_store_refuses_is_given_back_to_the_old_one";
     moving_both_renewed in RULES
@@ -85,7 +85,7 @@ safeguards! {
         "{ let _ = &text; Swap::Done }"
         by "lockkit-core/steps::ends::a_start_can_be_repeated_and_another_can_not_begin";
     moving_after_the_release in CLAIM
-        "What a store grants after the release was answered is released, too"
+        "A grant of a store after the release was answered is released, too"
         "part.token == claim.token && part.left == Left::Released && «!part.is_asked»" => "true"
         by "lockkit-core/dual::renewals::a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again";
     moving_end in RECORD
@@ -109,7 +109,7 @@ safeguards! {
         "_ if copies > «nodes / 2» && !is_ahead" => "0"
         by "lockkit-core/steps::quorum::a_quorum_of_which_a_node_fell_back_is_noticed";
     moving_unanswered in CLAIM
-        "What was asked for at a store without an answer is released there before it is asked for again"
+        "A claim without an answer from a store is released there before it is asked for again"
         "if «!self.is_answered» {" => "false"
         by "lockkit-core/lib::migrate::claims::tests::a_token_that_was_asked_for_without_an_answer_is_released_first";
     moving_others in HOLDERS
@@ -121,7 +121,7 @@ safeguards! {
         "_ if «self.fences_are_set» => {}" => "true"
         by "lockkit-core/steps::ends::a_store_is_left_to_itself_once_its_fences_are_above_all_others";
     moving_until_heard in CLAIMS
-        "What one store has of a lost lease keeps others out until the holder has heard"
+        "One store's part of a lost lease keeps others out until the holder has heard"
         "over.filter(|entry| «entry.is_heard()» && Arc::strong_count(entry) == 1)" => "true"
         by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so";
     moving_once in CLAIM
@@ -137,11 +137,11 @@ safeguards! {
         "drop(«self.withdraw(&wanted).await»);" => "Result::Ok(())"
         by "lockkit-core/steps::ends::two_starts_in_opposite_directions_are_in_the_way_of_no_later_one";
     moving_own_way in RENEW
-        "What arrives after its release is not in the way of the lock that goes along"
+        "A claim that arrives after its release is not in the way of the lock that goes along"
         "if let Some(unanswered) = «entry.unanswered_at(side)» {" => "entry.unanswered_at(side).filter(|_| false)"
         by "lockkit-core/dual::renewals::a_lock_that_goes_along_is_not_in_its_own_way";
     moving_late_answer in RENEW
-        "What a store says of a former token is no loss"
+        "A store's word on a former token is no loss"
         "if «entry.at(side) != claim» ||" => "false"
         by "lockkit-core/dual::renewals::a_late_answer_about_a_former_token_loses_nothing";
     moving_left_behind in CLAIM

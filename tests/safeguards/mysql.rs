@@ -47,7 +47,7 @@ safeguards! {
         "{ let mut rows = connection.transact(text, None).await?; rows.pop(); rows }"
         by "lockkit-mysql/mysql::mariadb::what_is_released_while_a_server_becomes_a_replica_may_be_held";
     runtime_gone in CONNECTION
-        "What a runtime that is gone had asked is waited for before its release"
+        "A statement of a runtime that is gone is waited for before its release"
         "self.idle.in_flight.add(«raw.claim()», permit, late)" => "raw.claim().filter(|_| Handle::try_current().is_ok())"
         by "lockkit-mysql/mysql::mariadb::a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody";
     primary_s_number in STATEMENTS
@@ -55,7 +55,7 @@ safeguards! {
         r#"«format!("{NUMBER} + {WRITABLE}")»"# => "NUMBER.to_owned()"
         by "lockkit-mysql/mysql::mariadb::a_former_primary_says_of_no_lease_that_it_is_over";
     refusal_shakes in CONNECTION
-        "What a server refuses makes other connections look again"
+        "A refusal of a server makes other connections look again"
         "self.hang_up();\n                    «self.idle.broke()»;" => "()"
         by "lockkit-mysql/mysql::mariadb::a_refused_statement_makes_other_connections_look_again";
     waiter_s_floor in CONNECTION
@@ -105,7 +105,7 @@ safeguards! {
         "let prepared = driver.prepare(question.sql()).await?;\n    «still()?»;" => "drop(still())"
         by "lockkit-mysql/mysql::mariadb::an_acquisition_that_is_dropped_within_an_answer_delays_no_release";
     claims_before_the_row in ORDER
-        "What waits for the table of claims does so without the row of a lock"
+        "A statement that waits for the table of claims has no row of a lock locked"
         r#"«format!("{BEGIN}{} WHERE FALSE; ", self.delete())»"# => "BEGIN.to_owned()"
         by "lockkit-mysql/mysql::mariadb::a_client_that_waits_for_the_table_of_claims_has_no_row_locked";
 }

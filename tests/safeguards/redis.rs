@@ -31,7 +31,7 @@ safeguards! {
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("call('ZCARD', members) < tonumber(string.sub(mode, 2))", "true"))"#
         by "lockkit-redis/redis::kinds::all_kinds_of_holders_exclude_each_other";
     former_readers in SCRIPTS
-        "What is left of readers whose lock ended comes to no new life"
+        "Leases of readers whose lock ended come to no new life"
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("call('DEL', members, leases)", "call('TIME')"))"#
         by "lockkit-redis/redis::kinds::members_of_a_group_that_ended_are_lost";
     group_floor in SCRIPTS
@@ -51,7 +51,7 @@ safeguards! {
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("elseif is_present(tail) and", "elseif"))"#
         by "lockkit-redis/redis::failover::no_lease_is_granted_with_the_mark_of_a_former_epoch";
     next_in_queue in SCRIPTS
-        "What goes wrong with the next in a queue takes no grant back"
+        "An error with the next in a queue takes no grant back"
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("pcall(serve)", "serve()"))"#
         by "lockkit-redis/redis::kinds::an_error_with_the_next_in_the_queue_takes_no_grant_back";
     pause in ACQUIRE
@@ -110,7 +110,7 @@ safeguards! {
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("write_nothing()\n  call('HSET'", "call('HSET'"))"#
         by "lockkit-redis/redis::full::sentinels";
     full_note in SCRIPTS
-        "Who connects to a full server leaves its note there"
+        "A client that connects to a full server leaves its note there"
         r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"# =>
         r#"include_str!("scripts/epoch.lua").replace("redis.pcall('PEXPIRE', KEYS[1], CENTURY)", "").into()"#
         by "lockkit-redis/redis::full::sentinels";

@@ -62,7 +62,7 @@ safeguards! {
         "Some(_) => «Begun::Burnt»" => "Begun::Attempt(remembered.add(request, now))"
         by "lockkit-redlock/redlock::late_replies::a_claim_whose_release_is_under_way_is_not_asked_for_again";
     late_grant_redlock in LATE
-        "What a node grants after the attempt ended is released"
+        "A grant of a node after the attempt ended is released"
         "Ok(Attempt::Granted(hold)) if «!entry.is_over()» =>" => "true"
         by "lockkit-redlock/redlock::dropped::an_acquisition_without_a_connection_leaves_nothing";
     delayed_restart in ROSTER
@@ -103,7 +103,7 @@ safeguards! {
         "if «self.has_ended()» {" => "false"
         by "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends";
     undo_over in LATE
-        "What a call that has ended may have left at a node is repeated there"
+        "The release of a claim that an ended call may have left at a node is repeated there"
         "if «!self.is_done» {" => "false"
         by "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends";
     // Records, and leases that outlive their clients.

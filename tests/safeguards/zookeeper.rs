@@ -56,7 +56,7 @@ safeguards! {
         "«self.add_lock(&mut all, lock, b\"\")»?;" => "all.add_create(lock, b\"\", &self.options(CreateMode::Container))"
         by "lockkit-zk/zk::dropped::a_dropped_acquisition_leaves_no_directory";
     zk_own_strays in ENTER
-        "What a claim left behind before is not taken for another's"
+        "A node that a claim left behind before is not taken for another's"
         "return «self.without_strays(queue).await».map(Some);" => "Ok(queue)"
         by "lockkit-zk/lib::client::znodes::tests::what_a_claim_left_behind_is_not_in_its_own_way";
     zk_over_and_alive in ACQUIRE
@@ -68,7 +68,7 @@ safeguards! {
         "timeout_at(«deadline», plan" => "deadline + session.timeout()"
         by "lockkit-zk/zk::many::many_renewals_that_nobody_answers_end_in_time";
     zk_sweep_on in ZNODES
-        "What may not be deleted keeps nothing else from being swept up"
+        "A node that may not be deleted keeps no others from being swept up"
         "if «failure.is(&zk::Error::NoAuth)» => swept" => "false"
         by "lockkit-zk/lib::client::znodes::tests::what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up";
     zk_fence_room in FENCE
@@ -100,7 +100,7 @@ safeguards! {
         "self.set(&session, «false»)" => "true"
         by "lockkit-zk/zk::broken::a_break_is_heard_after_something_was_written_into_the_node";
     zk_released_meanwhile in ACQUIRE
-        "What is being released is not granted"
+        "A claim that is being released is not granted"
         "is_ours = «!claimed.releasing»;" => "true"
         by "lockkit-zk/zk::dropped::what_is_about_to_be_released_is_not_granted";
     zk_fence_said in ACQUIRE
@@ -116,7 +116,7 @@ safeguards! {
         "add_delete(&self.lock, «Some(kept.version)»)?" => "None"
         by "lockkit-zk/lib::store::directory::tests::that_the_last_holder_was_revoked_is_known_in_the_new_directory";
     zk_window_behind in WAIT
-        "Who waits behind another while a lock is kept looks for the window when that one goes"
+        "A waiter behind another looks for the window of a kept lock when that one goes"
         "&& «!window::is_kept(&queue.children)»;" => "true"
         by "lockkit-zk/zk::windows::who_waits_behind_another_waits_for_the_window_when_that_one_gives_up";
     zk_window_said in IN_PLACE

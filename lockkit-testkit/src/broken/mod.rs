@@ -1,7 +1,7 @@
 //! Known-bad stores: the classic mistakes, one at a time, on a small store that is correct without them.
 //!
 //! A suite that never failed anything proves nothing. Each [`Bug`] names the cases that must fail with it, and what
-//! their messages must say; `tests/known_bad.rs` holds the suite to that. Whoever adds a case adds the bug that it is
+//! their messages must say; `tests/known_bad.rs` holds the suite to that. The author of a case adds the bug that it is
 //! there for.
 //!
 //! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`table.rs`, `record.rs`), and
@@ -116,22 +116,22 @@ bugs! {
         "waiting::a_release_wakes_a_waiter" says "slept through the release";
     WaitsForRelease "Waiters wait for a release, and not for the lapse of a lease that nobody will release." =>
         "waiting::an_expiry_wakes_a_waiter" says "slept through the expiry";
-    BusyAnswers "Who would wait is answered at once, and told to ask again at once." =>
+    BusyAnswers "A waiter is answered at once, and told to ask again at once." =>
         "waiting::waiting_costs_few_calls" says "times in 3 s";
     ShowsNobody "Nobody is shown as the holder of a lock." =>
         "waiting::a_holder_is_asked_to_yield" says "was not asked",
         "election::the_work_of_a_leader_ends_with_its_lease" says "a leader is not shown";
-    LastComeFirst "Order is claimed, but who came last goes first." =>
+    LastComeFirst "Order is claimed, but the last to come goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
         "fairness::a_try_does_not_overtake" says "a try overtook the waiter",
         "fairness::all_kinds_are_served_as_they_came" says "another order than they came",
         "fairness::permits_are_served_as_they_came" says "another order than they came";
-    DeadWaitersStay "Who died waiting keeps its place in the queue for ever." =>
+    DeadWaitersStay "A waiter that died keeps its place in the queue for ever." =>
         "fairness::a_dead_waiter_is_skipped" says "still waits behind the dead",
         "fairness::a_place_that_nobody_asks_for_ends" says "still waits behind the dead";
-    PlaceNotKept "Who waits in order keeps its place for a while only, however often it asks again." =>
+    PlaceNotKept "A waiter in the queue keeps its place for a while only, however often it asks again." =>
         "fairness::a_waiter_that_asks_again_keeps_its_place" says "lost its place";
-    CancelledStays "Who gave up keeps its place in the queue until that ends by itself." =>
+    CancelledStays "A waiter that gave up keeps its place in the queue until that ends by itself." =>
         "fairness::a_cancelled_waiter_leaves_the_line" says "still waits behind one that gave up",
         "fairness::a_waiter_that_gave_up_is_not_shown" says "is still shown to wait",
         "fairness::readers_go_on_when_a_writer_gives_up" says "still waits behind one that gave up";
@@ -146,7 +146,7 @@ bugs! {
     TryBarges "A try takes what is free at that moment, whoever waits." =>
         "fairness::a_try_passes_no_waiting_writer" says "a reader's try passed a waiting writer",
         "fairness::a_try_takes_no_permit_from_those_that_wait" says "a try passed one that waits";
-    GhostWaiters "Who gave up is counted among the waiters for ever." =>
+    GhostWaiters "A waiter that gave up is counted for ever." =>
         "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
     ReusesInDoubt "A connection that was left while an answer was still to come serves the next question." =>
         "abandoned::a_dropped_call_answers_no_other" says "dropped at poll";
@@ -237,7 +237,7 @@ bugs! {
         "modes::a_resource_admits_all_that_share_the_lock" says "the writer before them came through";
     ReaderIgnoresFloor "A reader that joins others has their fence, whatever floor it asked for." =>
         "modes::a_reader_keeps_the_floor_it_asked_for" says "not above the floor";
-    ReadersFenceNotCounted "What a reader that joins others was given counts for nothing with the next grant." =>
+    ReadersFenceNotCounted "The fence of a reader that joins others counts for nothing with the next grant." =>
         "modes::a_reader_keeps_the_floor_it_asked_for" says "came after",
         "modes::a_resource_admits_all_that_share_the_lock" says "the next writer was refused";
 }

@@ -103,7 +103,7 @@ impl LockRecord {
             Some(Bug::ReaderPassesWriter) if mode == Mode::Shared => 0,
             _ => place.unwrap_or(self.queue.len()),
         };
-        // Who has no place passes nobody that has one.
+        // A claim without a place passes none that has one.
         let waits = place.is_none() && ahead > 0;
         if waits || !self.has_room(mode, ahead, now, bug) {
             return self.held(now, ahead);

@@ -204,7 +204,7 @@ impl SimpleStore {
             let lapse = contention.retry_after.filter(|_| !self.has(Bug::WaitsForRelease));
             let mut lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
             if request.order == Order::Fifo {
-                // Who does not ask again in time loses its place.
+                // A waiter that does not ask again in time loses its place.
                 lapse = lapse.min(Duration::from_secs(2));
             }
             drop(tokio::time::timeout(left.min(lapse), freed).await);

@@ -18,7 +18,7 @@ cases! { "expiry":
     another_clock_takes_nothing [CLOCK] "A client whose clock is wrong by an hour neither takes a held lock nor keeps its own for longer (R10)."
     a_renewed_lease_outlives_its_ttl [TTL] "With renewal a lock is held for as long as its guard lives."
     nothing_remains_after_the_deadline [TTL] "From the deadline on a guard says Lost, and nothing remains of it."
-    the_loss_is_announced_in_time [TTL] "Whoever waits for the loss is told by the deadline, also who comes late."
+    the_loss_is_announced_in_time [TTL] "A task that waits for the loss is told by the deadline, also one that comes late."
     a_ttl_out_of_bounds_is_refused [TTL] "A ttl that the store can't keep is refused as invalid input."
     a_suspended_process_knows_that_it_lost [CLOCK] "A process that was suspended finds its guard lost at first use."
     max_hold_ends_a_forgotten_guard [NOTHING] "A guard with max_hold ends by then, although it is renewed."

@@ -17,7 +17,7 @@ cases! { "lifecycle":
     a_second_release_says_so [NOTHING] "Releasing twice is harmless and answered with NotHeld (R7)."
     names_do_not_interfere [NOTHING] "Locks of different names have nothing to do with each other."
     many_rounds_leave_nothing_behind [NOTHING] "Taking and releasing a lock again and again leaves it free."
-    the_holder_is_shown_while_it_holds [NOTHING] "Who holds a lock can be read while it is held, and not after."
+    the_holder_is_shown_while_it_holds [NOTHING] "The holder of a lock can be read while it is held, and not after."
     a_queue_is_shown_where_there_is_one [NOTHING] "A lock can be read with its queue, free or held, and all else is as without; a store without order shows none."
     held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
     a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where leases may end with the session, both are refused."

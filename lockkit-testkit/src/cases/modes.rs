@@ -13,7 +13,7 @@ cases! { "modes":
     permits_are_never_exceeded [PERMITS] "At most so many hold a semaphore as it has permits."
     a_differing_permit_count_is_refused [PERMITS] "Users of a semaphore must agree on its permits."
     those_that_wait_settle_the_permit_count [PERMITS] "That holds also while somebody waits for a permit, and nobody has one."
-    the_permit_count_changes_under_an_exclusive_lock [PERMITS] "Whoever has the exclusive lock in order has waited for all permits; after it, users agree on another number."
+    the_permit_count_changes_under_an_exclusive_lock [PERMITS] "The holder of the exclusive lock in order has waited for all permits; after it, users agree on another number."
     all_permits_are_shown [PERMITS] "All that hold a permit are shown, and of how many it is."
     the_same_claim_holds_one_permit [PERMITS] "A claim that asks again for the permit that it holds has one, with one fence (R1)."
     a_double_release_adds_no_permit [PERMITS] "A permit that is released twice is given back once."

@@ -18,7 +18,7 @@ use crate::{BoxError, faults::Direction};
 cases! { "ownership":
     a_foreign_release_changes_nothing [NOTHING] "A release with another token leaves the holder alone and says so (R7)."
     a_foreign_renewal_changes_nothing [TTL] "A renewal with another token neither extends nor shortens the lease (R7)."
-    a_late_release_spares_the_successor [TTL] "Who lost the lock can't release or renew the next holder's lease (R7)."
+    a_late_release_spares_the_successor [TTL] "A holder that lost the lock can't release or renew the next holder's lease (R7)."
     a_release_that_races_expiry_spares_the_successor [SERVER_TTL] "A release that is under way while the lease lapses leaves the next holder's alone (R7)."
     two_claims_of_one_client_are_two [NOTHING] "Two claims of one client exclude each other as those of two clients do (R2)."
     renewal_never_resurrects [TTL] "Renewing an expired lease fails, and the lock stays free (R5)."

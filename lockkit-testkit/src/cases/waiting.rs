@@ -17,7 +17,7 @@ cases! { "waiting":
     a_release_wakes_a_waiter [NOTHING] "A waiter of another client gets the lock soon after its release."
     an_expiry_wakes_a_waiter [TTL] "A waiter gets the lock soon after the holder's lease ran out, although nobody says so."
     two_hundred_waiters_all_get_it [NOTHING] "200 waiters of two clients all get the lock."
-    waiting_costs_few_calls [NOTHING] "Who waits for a lock that stays held asks the store now and then, not all the time."
+    waiting_costs_few_calls [NOTHING] "A waiter for a lock that stays held asks the store now and then, not all the time."
     a_holder_is_asked_to_yield [NOTHING] "A holder is shown that a waiter asks for the lock, and not that another one waits without asking, nor that one asked which has it now."
     a_lost_wake_up_is_made_good [SERVER] "A waiter whose connection was cut still gets the lock after its release."
 }
