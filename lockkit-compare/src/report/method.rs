@@ -19,7 +19,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Bare round trip",
         &[Group::Alone, Group::HandOff],
-        "`inspect` of one free lock. What a store needs for one question, to measure the rest by.",
+        "`inspect` of one free lock. It is the cost of one question to the store, to measure the rest by.",
     ),
     (
         "Acquire + release",
@@ -112,8 +112,8 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         "what the servers themselves say (`INFO`, `SHOW GLOBAL STATUS`, `srvr` and `mntr`; all servers of a store together), and of private servers \
          that do not tell it the processor time from `/proc`, in steps of 10 ms. They are watched while clients are connected that do nothing, \
          then while one of them holds the locks, then while each of the others waits for one lock that stays held and is not renewed \
-         meanwhile. A figure is what there was more than without, divided by the number of locks or waiters; what is less counts as 0. What the \
-         reading takes is left out, as is what a connection costs; what other clients of a store in use do meanwhile is in it. A request is what the \
+         meanwhile. A figure is what there was more than without, divided by the number of locks or waiters; what is less counts as 0. The \
+         cost of the reading and of connections is left out; the work of other clients of a store in use is in it. A request is what the \
          server counts as one: on Redis also each command within a script, on MySQL a statement, on ZooKeeper a packet. The memory of a \
          lock is with what stays of it for a while (fences). A waiter is a process that waits: further tasks of it cost the server nothing.",
     ),
@@ -143,7 +143,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Guarantees",
         &[],
-        "what the store says of itself (`Capability`), and what the compliance cases saw. What a lock survives when a server loses data is \
-         not tried but by the faults; it is in lockkit's documentation (`docs/guarantees.md`), with the fault runs behind it.",
+        "what the store says of itself (`Capability`), and what the compliance cases saw. Only the faults try what a lock survives when a \
+         server loses data; see lockkit's documentation (`docs/guarantees.md`), with the fault runs behind it.",
     ),
 ];
