@@ -21,6 +21,7 @@ mod error;
 pub mod fenced;
 mod finding;
 mod guard;
+mod key;
 mod lock;
 mod locker;
 mod loss;
@@ -48,6 +49,7 @@ pub use {
     error::{Effect, Error, ErrorKind, Result},
     finding::{ClockOffset, Finding, Severity, said_once},
     guard::{Guard, Outcome, Status},
+    key::LockKey,
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},
     loss::LossSignal,
@@ -60,7 +62,7 @@ pub use {
         Release, Renewal, Renewed, StoreInfo, Waiter,
     },
     thread::OwnThread,
-    types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
+    types::{Claim, Fence, Hold, HolderInfo, LossReason, Mode, Token, drift},
     workload::Workload,
     wrap::{FenceAbove, Observed, Prefix},
 };

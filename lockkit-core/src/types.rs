@@ -2,16 +2,9 @@
 
 use std::{fmt, num::NonZeroU32, str::FromStr, sync::Arc, time::Duration};
 
-use crate::{Error, ErrorKind, Moment, Result};
-
-/// The name of a lock: 1 to 512 bytes of UTF-8, each spelling a lock of its own on every store (rule R11).
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LockKey(Arc<str>);
+use crate::{Error, ErrorKind, LockKey, Moment, Result};
 
 impl LockKey {
-    /// The longest name, in bytes.
-    pub const MAX_BYTES: usize = 512;
-
     /// Checks a name.
     ///
     /// # Errors
@@ -20,29 +13,11 @@ impl LockKey {
         let name = name.into();
         match name.len() {
             0 => Err(Error::invalid("a lock's name must not be empty")),
-            1..=Self::MAX_BYTES => Ok(Self(name)),
+            1..=Self::MAX_BYTES => Ok(Self::unchecked(name)),
             len => {
                 Err(Error::invalid(format!("a lock's name has at most {} bytes; this one has {len}", Self::MAX_BYTES)))
             }
         }
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for LockKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", &self.0)
-    }
-}
-
-impl fmt::Display for LockKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
