@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-use super::{ask::Terms, local::Seat};
+use super::{ask::Terms, seat::Seat};
 use crate::{Claim, Fence, Hold, LossReason, Moment, store::unpoisoned};
 
 /// A lease and what is believed of it.

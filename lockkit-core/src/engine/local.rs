@@ -1,16 +1,14 @@
 //! The queue in front of the store: tasks of one `Locker` that want the same lock queue up here, first come, first
 //! served, and only the head talks to the store.
 //!
-//! A [`Seat`] is the place at the head. Whoever holds it may ask the store, or holds the lease. Dropping it lets the
-//! next one up, so that no way out of an acquisition can forget to. Whoever has it and is not polled is overtaken: its seat
-//! is not in force any more, and what it had asked the store for is released. When it is polled again, it queues up anew.
+//! A [`Seat`] is the place at the head. Whoever has it and is not polled is overtaken: its seat is not in force any more, and
+//! what it had asked the store for is released. When it is polled again, it queues up anew.
 
 use std::{
     collections::{
         HashMap,
         hash_map::{Entry, VacantEntry},
     },
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -23,34 +21,11 @@ use tokio::sync::oneshot;
 
 use super::{
     ask::Terms,
-    lease::Lease,
-    outstanding::BackgroundTask,
+    hand_over::{HandOver, Turn},
     queue::{LocalQueue, NotYet, OVERDUE},
+    seat::{Queues, Seat},
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, store::unpoisoned};
-
-/// How often a lease may go from one local holder to the next before other processes get their turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandOver {
-    /// At most so many times in a row; 0 turns hand-over off, and more than [`MOST`](Self::MOST) counts as that.
-    pub times: u32,
-    /// At most for so long in a row.
-    pub within: Duration,
-}
-
-impl Default for HandOver {
-    /// 64 times or 50 ms, whichever comes first.
-    fn default() -> Self {
-        Self { times: 64, within: Duration::from_millis(50) }
-    }
-}
-
-impl HandOver {
-    /// No hand-over: every release goes to the store.
-    pub const OFF: Self = Self { times: 0, within: Duration::ZERO };
-    /// The most times in a row: a grant owns a fence for each.
-    pub const MOST: u32 = 1000;
-}
 
 /// All local queues of one `Locker`.
 #[derive(Debug)]
@@ -73,33 +48,6 @@ struct Wanted {
     released: Moment,
     /// Until when this process keeps back.
     yielded: Moment,
-}
-
-/// What a waiter gets when it is up.
-#[derive(Debug)]
-pub(crate) enum Turn {
-    /// Ask the store.
-    Ask(Seat),
-    /// Here is the lease.
-    Take(Handed),
-    /// The store has failed for too long; this was its last error.
-    Fail(Error),
-}
-
-/// The place at the head of a queue.
-pub(crate) struct Seat {
-    queues: Arc<LocalQueues>,
-    key: Option<LockKey>,
-    number: u64,
-    /// Since when its holder has the lease.
-    pub(crate) granted: Option<Moment>,
-}
-
-/// A lease on its way to the next holder; if that one is gone, its `Drop` finds another home for it.
-pub(crate) struct Handed {
-    lease: Option<Arc<Lease>>,
-    /// A shutdown waits for it.
-    engine: BackgroundTask,
 }
 
 /// A place in a queue. Dropping it leaves the queue.
@@ -204,7 +152,7 @@ impl LocalQueues {
     }
 
     fn seat(self: &Arc<Self>, key: &LockKey, number: u64) -> Seat {
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
+        Seat::new(Arc::<Self>::clone(self), key.clone(), number)
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -212,58 +160,24 @@ impl LocalQueues {
     }
 }
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let Some(key) = self.key.take() else { return };
-        let mut number = self.number;
+impl Queues for LocalQueues {
+    fn left(self: Arc<Self>, key: LockKey, mut number: u64) {
         loop {
-            let next_number = self.queues.number();
+            let next_number = self.number();
             let next = {
-                let mut queues = unpoisoned(&self.queues.by_key);
+                let mut queues = unpoisoned(&self.by_key);
                 let Some(queue) = queues.get_mut(&key).filter(|queue| queue.is_in_force(number)) else { return };
-                let Some(next) = queue.next(next_number, self.queues.clock.now()) else {
+                let Some(next) = queue.next(next_number, self.clock.now()) else {
                     queues.remove(&key);
                     return;
                 };
                 next
             };
             number = next_number;
-            let Err(Turn::Ask(mut back)) = next.wake.send(Turn::Ask(self.queues.seat(&key, number))) else { return };
+            let Err(Turn::Ask(mut back)) = next.wake.send(Turn::Ask(self.seat(&key, number))) else { return };
             // It left in this instant. Disarmed, so that a queue of those who left can't recurse.
             back.key = None;
         }
-    }
-}
-
-impl fmt::Debug for Seat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("key", &self.key).finish_non_exhaustive()
-    }
-}
-
-impl Handed {
-    pub(super) fn new(lease: Arc<Lease>, engine: BackgroundTask) -> Self {
-        Self { lease: Some(lease), engine }
-    }
-
-    /// The lease, unless it ran out on the way or was taken back.
-    pub(crate) fn accept(mut self) -> Option<Arc<Lease>> {
-        let lease = self.lease.take()?;
-        self.engine.engine().take(&lease).then_some(lease)
-    }
-}
-
-impl Drop for Handed {
-    fn drop(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.engine.engine().let_go(&lease);
-        }
-    }
-}
-
-impl fmt::Debug for Handed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handed").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@
 mod ask;
 mod backlog;
 mod backoff;
+mod hand_over;
 mod home;
 mod keep;
 mod lanes;
@@ -20,6 +21,7 @@ mod reaper;
 mod release;
 mod renew;
 mod resume;
+mod seat;
 mod turn;
 mod wait;
 
@@ -35,7 +37,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-pub use self::local::HandOver;
+pub use self::hand_over::HandOver;
 pub(crate) use self::{
     ask::{Ask, Limit, Terms},
     home::Home,
@@ -44,12 +46,8 @@ pub(crate) use self::{
     wait::Doubts,
 };
 use self::{
-    backlog::Backlog,
-    lanes::Lanes,
-    local::{LocalQueues, Seat},
-    outstanding::Outstanding,
-    poll::Poller,
-    renew::Timers,
+    backlog::Backlog, lanes::Lanes, local::LocalQueues, outstanding::Outstanding, poll::Poller, renew::Timers,
+    seat::Seat,
 };
 use crate::{
     AcquireRequest, Attempt, Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockStore, Moment, Observer, Result,

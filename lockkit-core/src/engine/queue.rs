@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use super::{
     ask::Terms,
+    hand_over::{HandOver, Turn},
     lease::Lease,
-    local::{HandOver, Turn},
 };
 use crate::{Error, Moment, Token};
 

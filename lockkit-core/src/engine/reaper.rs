@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{Engine, Lease, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat, outstanding::BackgroundTask};
+use super::{Engine, Lease, backoff::Backoff, keep::Kept, lease::LeaseState, outstanding::BackgroundTask, seat::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.

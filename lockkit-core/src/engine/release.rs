@@ -7,12 +7,13 @@ use std::{
 
 use super::{
     Engine, Lease, LeaseStatus,
+    hand_over::{Handed, Turn},
     keep::Kept,
     lease::{LeaseState, useful},
-    local::{Handed, Seat, Turn},
     outstanding::BackgroundTask,
     queue::Waiter,
     reaper::{Certainty, Owed, PendingRelease},
+    seat::Seat,
 };
 use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
 

@@ -8,9 +8,11 @@ use super::{
     Engine, Lease,
     ask::{Ask, Limit},
     closed,
-    local::{LocalWaiter, Seat, Turn},
+    hand_over::Turn,
+    local::LocalWaiter,
     queue::{NotYet, OVERDUE, Verdict},
     reaper::{Certainty, PendingRelease},
+    seat::Seat,
 };
 use crate::{Error, ErrorKind, Moment, Result};
 

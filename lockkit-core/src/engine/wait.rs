@@ -14,8 +14,8 @@ use super::{
     backoff::Backoff,
     closed,
     lease::useful,
-    local::Seat,
     reaper::{Undo, Unsettled},
+    seat::Seat,
     turn::LocalOutcome,
 };
 use crate::{
