@@ -24,7 +24,7 @@ use crate::{
     results::{Contest, LostUpdates, Results},
     stats::Latencies,
     timeline::{Fault, Timeline},
-    worker::{TTL, add_one},
+    worker::add_one,
 };
 
 /// What is known of a store.
@@ -120,7 +120,7 @@ async fn contest(known: Known, window: Window) -> Contest {
     let mut running = JoinSet::new();
     for number in 0..Plan::PROCESSES {
         let locker = Locker::shared_builder(Arc::clone(&store)).holder(contender(number)).build();
-        let (lock, ledger) = (locker.lock("hot").ttl(TTL), Arc::clone(&ledger));
+        let (lock, ledger) = (locker.lock("hot").ttl(Plan::TTL), Arc::clone(&ledger));
         running.spawn(async move { contend(&lock, 1, window, ledger).await });
     }
     let tallies: Vec<_> = running.join_all().await.into_iter().map(|tally| tally.expect("acquisitions")).collect();
@@ -201,8 +201,9 @@ async fn a_lock_that_lets_two_in_shows_as_overlaps() {
 /// A timeline of several that fight for this lock, each with a locker of its own.
 async fn timeline(known: Known) -> Timeline {
     let store: Arc<dyn LockStore> = KnownStore::shared(known);
-    let lock =
-        |number| Locker::shared_builder(Arc::clone(&store)).holder(contender(number)).build().lock("fight").ttl(TTL);
+    let lock = |number| {
+        Locker::shared_builder(Arc::clone(&store)).holder(contender(number)).build().lock("fight").ttl(Plan::TTL)
+    };
     without_a_fault((0..Plan::PROCESSES).map(lock).collect(), "fight").await.expect("a record")
 }
 
@@ -235,7 +236,7 @@ async fn lost(known: Option<Known>) -> u64 {
     let mut running = JoinSet::new();
     for number in 0..Plan::PROCESSES {
         let locker = store.clone().map(|store| Locker::shared_builder(store).holder(contender(number)).build());
-        let (lock, ledger) = (locker.map(|locker| locker.lock("number").ttl(TTL)), Arc::clone(&ledger));
+        let (lock, ledger) = (locker.map(|locker| locker.lock("number").ttl(Plan::TTL)), Arc::clone(&ledger));
         running.spawn(async move {
             for _ in 0..EACH {
                 add_one(lock.as_ref(), &*ledger, Plan::UPDATE_TAKES).await.expect("added");

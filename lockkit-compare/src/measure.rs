@@ -16,7 +16,6 @@ use crate::{
     plan::Plan,
     results::Contest,
     stats::{Latencies, jain},
-    worker::TTL,
 };
 
 /// The time of one question to the store that changes nothing.
@@ -49,7 +48,7 @@ impl Pairs {
 /// The time of an acquisition and its release, with nobody else there.
 pub(crate) async fn pair(lock: Lock, slice: Duration) -> Result<Pairs> {
     let mut pairs = Pairs::new();
-    each_pair(&lock.ttl(TTL), slice, |acquire, release| pairs.record(acquire, release)).await?;
+    each_pair(&lock.ttl(Plan::TTL), slice, |acquire, release| pairs.record(acquire, release)).await?;
     Ok(pairs)
 }
 
@@ -82,7 +81,7 @@ pub(crate) async fn many_keys(locker: &Locker, key: &str, keys: usize, slice: Du
     let pairs = Arc::new(Mutex::new(Pairs::new()));
     let mut tasks = JoinSet::new();
     for number in 0..keys {
-        let (lock, pairs) = (locker.lock(format!("{key}/many/{number}")).ttl(TTL), Arc::clone(&pairs));
+        let (lock, pairs) = (locker.lock(format!("{key}/many/{number}")).ttl(Plan::TTL), Arc::clone(&pairs));
         tasks.spawn(async move {
             each_pair(&lock, slice, |acquire, release| unpoisoned(&pairs).record(acquire, release)).await
         });
@@ -102,7 +101,7 @@ pub(crate) async fn hot_lock(
     rule: HandOver,
 ) -> Result<Contest> {
     let locker = Locker::shared_builder(Arc::clone(store)).hand_over(rule).build();
-    let lock = locker.lock(format!("{key}/hot")).ttl(TTL);
+    let lock = locker.lock(format!("{key}/hot")).ttl(Plan::TTL);
     let ledger = Arc::new(MemoryLedger::default());
     let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
     let tally = contend(&lock, Plan::TASKS, window, Arc::clone(&ledger)).await?;

@@ -183,6 +183,8 @@ pub(crate) struct Sizes {
 }
 
 impl Plan {
+    /// How long the leases last that nothing else is asked of: a worker that is killed leaves its lock behind for so long.
+    pub(crate) const TTL: Duration = Duration::from_secs(10);
     /// Keys that are used side by side.
     pub(crate) const KEYS: usize = 64;
     /// Numbers of keys that show how the rate grows with them, beside [`KEYS`](Self::KEYS).

@@ -11,7 +11,7 @@ use crate::{
     plan::Plan,
     results::{Contest, Held},
     stats::{Latencies, jain},
-    worker::{Answer, Contend, Hold, Job, TTL},
+    worker::{Answer, Contend, Hold, Job},
     workers::{Worker, WorkerProgram, start_together, unexpected},
 };
 
@@ -80,7 +80,7 @@ pub(crate) async fn hand_off(
     key: &str,
     slice: Duration,
 ) -> Result<HandOff> {
-    let lock = locker.lock(format!("{key}/hand-off")).ttl(TTL);
+    let lock = locker.lock(format!("{key}/hand-off")).ttl(Plan::TTL);
     let job = Job::Take { key: format!("{key}/hand-off") };
     let mut other = Worker::start(program, job, Some(url)).await?;
     other.hear_soon().await?;
@@ -122,7 +122,7 @@ async fn idle_round_trip(lock: &Lock) -> Result<Duration> {
 
 /// Returns when somebody waits for the lock.
 pub(crate) async fn await_waiter(lock: &Lock) -> Result<()> {
-    let give_up = SystemClock.now() + TTL / 2;
+    let give_up = SystemClock.now() + Plan::TTL / 2;
     while SystemClock.now() < give_up {
         match lock.inspect().await?.waiters {
             Some(0) => tokio::time::sleep(Duration::from_millis(1)).await,

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     error::Error,
     plan::Step,
     stats::{Latencies, median},
     timeline::{Fault, Timeline},
-    worker::HoldCost,
 };
 
 /// Everything that was measured on one store, round by round.
@@ -193,6 +194,22 @@ pub(crate) struct Held {
     pub(crate) leases: usize,
     pub(crate) ttl: Duration,
     pub(crate) cost: HoldCost,
+}
+
+/// What it cost to hold leases, as the worker process tells it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct HoldCost {
+    /// By how much the process grew.
+    pub(crate) bytes: u64,
+    pub(crate) window: Duration,
+    /// Processor time in the window.
+    pub(crate) cpu: Duration,
+    /// Renewals in the window.
+    pub(crate) renewed: u64,
+    pub(crate) failed: u64,
+    pub(crate) lost: u64,
+    /// The least that was left of a lease when its renewal was answered.
+    pub(crate) least_margin: Option<Duration>,
 }
 
 /// What held locks and waiters cost the servers of a store.

@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{Answer, Contend, Orders, TTL};
+use super::{Answer, Contend, Orders};
 use crate::{
     contention::{Window, contend},
     error::{Error, Result},
     exclusive::Exclusive,
     ledger::FileLedger,
+    plan::Plan,
 };
 
 pub(super) async fn run(job: Contend, store: Option<&str>, orders: Orders) -> Result<Answer> {
     let locker = super::connect(store).await?;
     super::warm_up(&locker, &job.key).await?;
-    contend_for(locker.lock(&job.key).ttl(TTL), job, orders).await
+    contend_for(locker.lock(&job.key).ttl(Plan::TTL), job, orders).await
 }
 
 /// The job with this lock, whoever it is from.

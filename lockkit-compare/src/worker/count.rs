@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use lockkit::{Clock, Lock, Locker, SystemClock};
 
-use super::{Answer, Count, Orders, TAKEN_WITHIN, TTL};
+use super::{Answer, Count, Orders, TAKEN_WITHIN};
 use crate::{
     error::{Error, Result},
     ledger::{FileLedger, Ledger},
+    plan::Plan,
 };
 
 pub(super) async fn run(job: Count, store: Option<&str>, mut orders: Orders) -> Result<Answer> {
@@ -19,7 +20,7 @@ pub(super) async fn run(job: Count, store: Option<&str>, mut orders: Orders) -> 
             let store = lockkit::open(url).await?;
             let locker = Locker::shared_builder(store).patience(TAKEN_WITHIN).build();
             super::warm_up(&locker, &job.key).await?;
-            Some(locker.lock(&job.key).ttl(TTL))
+            Some(locker.lock(&job.key).ttl(Plan::TTL))
         }
     };
     orders.start().await?;

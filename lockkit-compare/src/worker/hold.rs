@@ -10,8 +10,11 @@ use lockkit::{Clock, Event, Guard, Locker, Observer, SystemClock, store::unpoiso
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 
-use super::{Answer, Hold, HoldCost, Orders};
-use crate::error::{Error, Result};
+use super::{Answer, Hold, Orders};
+use crate::{
+    error::{Error, Result},
+    results::HoldCost,
+};
 
 /// How many acquisitions are under way at once.
 pub(crate) const ABREAST: usize = 64;

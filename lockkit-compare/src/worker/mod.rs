@@ -22,20 +22,20 @@ use lockkit::{Clock, Locker, Moment, SystemClock};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    plan::Plan,
+};
 #[cfg(test)]
 pub(crate) use count::add_one;
 #[cfg(test)]
 pub(crate) use fight::Fighter;
 pub(crate) use fight::{Order, TICK};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
-pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep};
+pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, Job, Keep};
 
 /// What the URL begins with if the locks are to be those of `rslock`.
 pub(crate) const RSLOCK_SCHEME: &str = "rslock:";
-
-/// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
-pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// Does one job for the process that started this one, and returns when it is done. The program has nothing else to do: its
 /// stdin and stdout are used up, and it ends when stdin does.
@@ -90,7 +90,7 @@ async fn connect(store: Option<&str>) -> Result<Locker> {
 
 /// Takes and releases a lock that nobody else wants, so that connections are up and scripts are loaded.
 async fn warm_up(locker: &Locker, key: &str) -> Result<()> {
-    let guard = locker.lock(format!("{key}/warm-up/{}", std::process::id())).ttl(TTL).acquire().await?;
+    let guard = locker.lock(format!("{key}/warm-up/{}", std::process::id())).ttl(Plan::TTL).acquire().await?;
     let _ = guard.release().await?;
     Ok(())
 }

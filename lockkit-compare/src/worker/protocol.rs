@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use lockkit_testkit::history::Event;
 use serde::{Deserialize, Serialize};
 
-use crate::{contention::Tally, error::ErrorKind};
+use crate::{contention::Tally, error::ErrorKind, results::HoldCost};
 
 /// The first order: the whole job. It goes through a pipe, for the URL may have a password in it: arguments and the
 /// environment can be read by others.
@@ -124,20 +124,4 @@ pub(crate) enum Answer {
         kind: ErrorKind,
         message: String,
     },
-}
-
-/// What it cost to hold leases.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct HoldCost {
-    /// By how much the process grew.
-    pub(crate) bytes: u64,
-    pub(crate) window: Duration,
-    /// Processor time in the window.
-    pub(crate) cpu: Duration,
-    /// Renewals in the window.
-    pub(crate) renewed: u64,
-    pub(crate) failed: u64,
-    pub(crate) lost: u64,
-    /// The least that was left of a lease when its renewal was answered.
-    pub(crate) least_margin: Option<Duration>,
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use ::rslock::{LockGuard, LockManager};
 use lockkit::{Clock, SystemClock};
 
-use super::{Answer, Job, Orders, TTL, contend::contend_for, say, take::take_each_time};
+use super::{Answer, Job, Orders, contend::contend_for, say, take::take_each_time};
 use crate::{
     error::{Error, ErrorKind, Result},
     exclusive::Exclusive,
     measure,
+    plan::Plan,
 };
 
 /// Does one job with locks of `rslock` on this server.
@@ -75,7 +76,7 @@ impl Exclusive for Rslock {
 
     async fn take(&self) -> Result<LockGuard> {
         // It asks until it has the lock, and rests between two questions for as long as its default says.
-        let held = self.manager.acquire(self.key.as_str(), TTL).await;
+        let held = self.manager.acquire(self.key.as_str(), Plan::TTL).await;
         held.map_err(|error| Error::new(ErrorKind::Unavailable, error.to_string()))
     }
 

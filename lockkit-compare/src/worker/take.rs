@@ -2,14 +2,14 @@
 
 use lockkit::{Clock, SystemClock};
 
-use super::{Answer, Orders, TTL};
-use crate::{error::Result, exclusive::Exclusive};
+use super::{Answer, Orders};
+use crate::{error::Result, exclusive::Exclusive, plan::Plan};
 
 /// Takes the lock once for each order, until the one to end.
 pub(super) async fn run(key: &str, store: Option<&str>, orders: Orders) -> Result<Answer> {
     let locker = super::connect(store).await?;
     super::warm_up(&locker, key).await?;
-    take_each_time(&locker.lock(key).ttl(TTL), orders).await
+    take_each_time(&locker.lock(key).ttl(Plan::TTL), orders).await
 }
 
 /// The same with this lock, whoever it is from.
