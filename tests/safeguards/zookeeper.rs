@@ -45,7 +45,7 @@ safeguards! {
         by "lockkit-zk/zk::reconnect::a_reconnection_in_a_new_session_ends_the_leases_of_the_old_one";
     silence in SESSION
         "A session that sends, but understands no answer, is given up after its timeout"
-        "if «self.client.state() == zk::SessionState::SyncConnected» &&" => "false"
+        "let timeouts = if self.client.state() == zk::SessionState::SyncConnected { «1» } else { 2 };" => "1_000"
         by "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced";
     silence_elsewhere in SESSION
         "So is one whose runtime nobody drives, by those who ask on another"
