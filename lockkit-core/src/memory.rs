@@ -66,7 +66,7 @@ impl MemoryStore {
             keeps: true,
             downgrades: true,
             waiting: Waiting::Notify,
-            liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
+            liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };

@@ -82,6 +82,9 @@ pub use crate::error::Sent;
 /// has it until the end of its place at most.
 pub const PLACE: Duration = Duration::from_secs(6);
 
+/// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
+pub const FENCE_ROOM: u64 = 1 << 40;
+
 /// A place that keeps locks. See the [module](self) for the rules.
 ///
 /// There are no default methods: in a wrapper they would silently bypass what is wrapped.
@@ -129,6 +132,13 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 /// Takes a mutex, also after a panic of the thread that had it: for data of which each change is made in one step.
 pub fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bound on an operation that asks for a lease of `ttl`, of a store that waits for its servers for `timeout` at most: an answer that
+/// comes later is of little use.
+#[must_use]
+pub fn bound(timeout: Duration, ttl: Duration) -> Duration {
+    timeout.min(ttl / 4)
 }
 
 /// A request for a lease.

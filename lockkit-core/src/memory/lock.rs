@@ -9,10 +9,8 @@ use super::queue::ClaimQueue;
 use crate::{
     AcquireRequest, Claim, Contention, Error, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo, KeyState,
     LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter, clock::wall_clock,
+    store::FENCE_ROOM,
 };
-
-/// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
-const ROOM: u64 = 1 << 40;
 
 #[derive(Debug, Default)]
 pub(super) struct LockState {
@@ -236,7 +234,7 @@ impl LockState {
         let above = self.fence.max(request.floor.get()).max(floor);
         let first = above.checked_add(1).map(|next| next.max(start));
         let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
-        let has_room = request.floor.get() <= u64::MAX - ROOM;
+        let has_room = request.floor.get() <= u64::MAX - FENCE_ROOM;
         let (first, last) = first.zip(last).filter(|_| has_room).ok_or_else(|| Error::invalid("fences end at 2^64"))?;
         self.fence = last;
         Ok(first)

@@ -6,7 +6,9 @@ use super::{
     pair::Pair,
     record::{PhaseRecord, Side},
 };
-use crate::{Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token, clock::wall_clock};
+use crate::{
+    Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token, clock::wall_clock, store::FENCE_ROOM,
+};
 
 /// How far a fence may be ahead of the clocks that are asked: an hour, in microseconds.
 const AHEAD: u64 = 3_600_000_000;
@@ -20,8 +22,6 @@ pub(super) const OWN: &str = "lockkit/migration/";
 /// The ttl of these locks. Stores wait for an answer for no longer than a part of it: with a short one, those on a slow network, or a
 /// quorum on machines that stall for a moment, would never be asked in time.
 const PROBE: Duration = Duration::from_secs(60);
-/// How many fences should be left above a floor.
-const ROOM: u64 = 1 << 40;
 
 /// What fences a store gives by itself, compared with all that there have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub(super) async fn reached(pair: &Pair) -> Result<(u64, u64)> {
 /// # Errors
 /// `Unsupported` if its fences end too soon; else as those of [`LockStore::acquire`].
 pub(super) async fn check_room(pair: &Pair, side: Side, floor: Fence) -> Result<()> {
-    let high = Fence::new(floor.get().saturating_add(ROOM));
+    let high = Fence::new(floor.get().saturating_add(FENCE_ROOM));
     probe(pair, side, "room", high).await.map(drop).map_err(|error| match error.kind() {
         ErrorKind::InvalidInput | ErrorKind::Unexpected => {
             let why = format!("{} can't grant fences above {floor} for long", pair.at(side).info().name);

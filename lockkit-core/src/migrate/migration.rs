@@ -9,7 +9,7 @@ use super::{
     record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
-use crate::{Error, ErrorKind, Fence, LockStore, Result, Token, store::identity};
+use crate::{Error, ErrorKind, Fence, LockStore, Result, StoreInfo, Token, store::identity};
 
 /// A migration, as those see it who move it on.
 #[derive(Clone, Debug)]
@@ -181,7 +181,7 @@ impl Migration {
         if fresh < Duration::from_millis(100) || fresh > Duration::from_secs(600) {
             return invalid(format!("the phase must be read anew every 100 ms to 10 minutes, not {fresh:?}"));
         }
-        if max_ttl < Duration::from_millis(100) {
+        if max_ttl < StoreInfo::SHORTEST_TTL {
             return invalid(format!("the longest ttl is at least 100 ms, not {max_ttl:?}"));
         }
         for side in Side::ALL {

@@ -28,6 +28,9 @@ pub struct StoreInfo {
 }
 
 impl StoreInfo {
+    /// Shorter leases would be over before anything could be done under them.
+    pub const SHORTEST_TTL: Duration = Duration::from_millis(100);
+
     /// For how long a lock can be kept from others when its holder is done, where nobody renews the lease: 400 days, for a job
     /// that is due once a year.
     pub const LONGEST_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
     Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Background, Reconnections, Records},
+    store::{Background, Reconnections, Records, bound},
 };
 
 use crate::{
@@ -41,7 +41,6 @@ use crate::{
     },
 };
 
-const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_secs(5 * 60);
 
 /// A lock store in a table of a MySQL or MariaDB server.
@@ -119,7 +118,7 @@ impl MySqlStore {
                 keeps: true,
                 downgrades: false,
                 waiting: Waiting::Poll,
-                liveness: Liveness { ttl: Some(MIN_TTL..=MAX_TTL), session: None },
+                liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=MAX_TTL), session: None },
                 fencing: Fencing::Hybrid,
                 max_key_bytes: LockKey::MAX_BYTES,
             },
@@ -238,9 +237,9 @@ impl MySqlStore {
         self.look(connection, key).await.map_err(Error::unknown_effect)
     }
 
-    /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.
+    /// The [bound] on an operation that asks for a lease of `ttl`.
     pub(crate) fn bound(&self, ttl: Duration) -> Bound {
-        Bound::new(self.timeout.min(ttl / 4))
+        Bound::new(bound(self.timeout, ttl))
     }
 }
 

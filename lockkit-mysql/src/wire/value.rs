@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, Fence, Result};
+use lockkit_core::{Error, Fence, Result, store::FENCE_ROOM};
 use sqlx::mysql::MySqlQueryResult;
 
 /// The number of a question on its connection, from [`FIRST_QUESTION`] on. It is part of the statement, and comes back with its
@@ -17,8 +17,6 @@ pub(crate) const FIRST_QUESTION: Question = 1 << 62;
 
 /// Beyond this the server's arithmetic would leave the integers.
 pub(crate) const MAX_FENCE: u64 = 1 << 62;
-/// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
-const ROOM: u64 = 1 << 40;
 
 /// The terms that leases in the same statement have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,5 +59,5 @@ pub(crate) fn microseconds(ttl: Duration) -> i64 {
 /// # Errors
 /// `InvalidInput` if the counter could not go there, or hardly any further.
 pub(crate) fn check_floor(floor: Fence) -> Result<()> {
-    if floor.get() < MAX_FENCE - ROOM { Ok(()) } else { Err(Error::invalid("fences in a table end at 2^62")) }
+    if floor.get() < MAX_FENCE - FENCE_ROOM { Ok(()) } else { Err(Error::invalid("fences in a table end at 2^62")) }
 }

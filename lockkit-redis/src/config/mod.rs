@@ -5,7 +5,7 @@ pub(crate) mod secret;
 
 use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, Result, SystemClock, drift, url_options::Hidden};
+use lockkit_core::{Clock, Error, Result, StoreInfo, SystemClock, drift, url_options::Hidden};
 
 pub(crate) use self::secret::Login;
 use self::secret::Secret;
@@ -319,7 +319,7 @@ impl RedisConfig {
                 Some("TLS needs the feature \"tls\" of lockkit or lockkit-redis")
             }
             _ if self.max_ttl > Self::LONGEST_TTL => Some("the longest ttl can't be above 5 minutes"),
-            _ if self.max_ttl < Duration::from_millis(100) => Some("the longest ttl can't be below 100 ms"),
+            _ if self.max_ttl < StoreInfo::SHORTEST_TTL => Some("the longest ttl can't be below 100 ms"),
             _ => None,
         };
         match problem {

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
     Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Reconnections, Records},
+    store::{Reconnections, Records, bound},
 };
 
 use crate::{
@@ -24,8 +24,6 @@ use crate::{
     store::ordered::Ordered,
     wire::name::Names,
 };
-
-const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// A lock store on one Redis or Valkey server, on the primary that sentinels name, or on a cluster.
 pub struct RedisStore {
@@ -83,7 +81,7 @@ impl RedisStore {
                 keeps: true,
                 downgrades: true,
                 waiting: Waiting::Notify,
-                liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
+                liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=config.max_ttl), session: None },
                 fencing,
                 max_key_bytes: LockKey::MAX_BYTES,
             },
@@ -141,9 +139,9 @@ impl LockStore for RedisStore {
 }
 
 impl RedisStore {
-    /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.
+    /// The [bound] on an operation that asks for a lease of `ttl`.
     pub(crate) fn bound(&self, ttl: Duration) -> Duration {
-        self.timeout.min(ttl / 4)
+        bound(self.timeout, ttl)
     }
 }
 

@@ -9,12 +9,10 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, Fence, HolderInfo, Mode, Result, Token};
+use lockkit_core::{Error, Fence, HolderInfo, Mode, Result, Token, store::FENCE_ROOM};
 
 /// Fences must be exact in Lua, whose numbers are doubles.
 const MAX_FENCE: u64 = 1 << 53;
-/// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
-const ROOM: u64 = 1 << 40;
 
 /// What is stored at a lock's key.
 #[derive(Debug, PartialEq)]
@@ -162,7 +160,7 @@ pub(crate) fn is_fence(fence: Fence) -> bool {
 /// # Errors
 /// `InvalidInput` if the counter could not go there, or hardly any further.
 pub(crate) fn check_floor(fence: Fence) -> Result<()> {
-    if fence.get() < MAX_FENCE - ROOM { Ok(()) } else { Err(Error::invalid("fences on Redis end at 2^53")) }
+    if fence.get() < MAX_FENCE - FENCE_ROOM { Ok(()) } else { Err(Error::invalid("fences on Redis end at 2^53")) }
 }
 
 #[cfg(test)]

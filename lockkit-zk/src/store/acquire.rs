@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, Hold, HolderInfo, Mode, Moment, Result, Token,
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, Hold, HolderInfo, Mode, Moment, Result,
+    StoreInfo, Token, store::bound,
 };
 use tokio::time::Instant;
 
@@ -29,9 +30,6 @@ pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
 /// How often a fence is settled that others change at the same time, who hold the lock together with us.
 const SETTLE_TRIES: u32 = 20;
 
-/// Shorter leases would be over before anything could be done under them.
-const MIN_TTL: Duration = Duration::from_millis(100);
-
 /// Asks for a lease, and waits for it in the queue.
 pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     let (session, request, bound) = prepare(store, request).await?;
@@ -46,8 +44,9 @@ pub(super) async fn prepare(
     store: &ZkStore,
     request: &AcquireRequest,
 ) -> Result<(Arc<Session>, AcquireRequest, Duration)> {
-    if request.ttl < MIN_TTL {
-        return Err(Error::invalid(format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl)));
+    let shortest = StoreInfo::SHORTEST_TTL;
+    if request.ttl < shortest {
+        return Err(Error::invalid(format!("the ttl must be at least {shortest:?}, not {:?}", request.ttl)));
     }
     if request.claim.mode != Mode::Exclusive && request.fence.clock == FenceClock::Floor {
         let message = "only exclusive locks can have fences without the store's clock";
@@ -56,7 +55,7 @@ pub(super) async fn prepare(
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
     let ttl = request.ttl.min(store.sessions.session_timeout());
-    Ok((session, AcquireRequest { ttl, ..request.clone() }, store.timeout().min(ttl / 4)))
+    Ok((session, AcquireRequest { ttl, ..request.clone() }, bound(store.timeout(), ttl)))
 }
 
 /// One call of `acquire`.

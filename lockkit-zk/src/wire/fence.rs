@@ -28,7 +28,7 @@
 //! counter is refused to them, for others may hold by then whose fences the counter would not be above. One that is there
 //! they count on like all others.
 
-use lockkit_core::{Error, ErrorKind, Fence, FenceClock, FenceRequest, Result};
+use lockkit_core::{Error, ErrorKind, Fence, FenceClock, FenceRequest, Result, store::FENCE_ROOM};
 
 /// Fences per transaction. Core asks for 65 at most by default; more than that costs a grant one more write.
 pub(crate) const STRIDE: u64 = 128;
@@ -39,10 +39,6 @@ const LEAP: u64 = STRIDE * (3 << 31);
 
 /// Where fences end: they should fit the signed numbers of databases.
 const MAX: u64 = i64::MAX as u64;
-
-/// How many fences must be left above one that was asked for: with a mistyped number one grant could use up all that there are,
-/// and nobody would get the lock any more.
-const ROOM: u64 = 1 << 40;
 
 /// What is stored of a lock's fences, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +99,7 @@ pub(crate) fn grant(
         FenceRecord::Offset(offset) => base.checked_add(offset),
         FenceRecord::Last(last) => last.checked_add(1),
     };
-    let max = if natural.is_some_and(|natural| natural >= least) { MAX } else { MAX - ROOM };
+    let max = if natural.is_some_and(|natural| natural >= least) { MAX } else { MAX - FENCE_ROOM };
     let (fence, next) = match (record, request.clock) {
         (FenceRecord::Offset(offset), FenceClock::Store) => {
             let raised = raised(offset, least.saturating_sub(base), alone);
@@ -142,7 +138,7 @@ pub(crate) fn in_place(
     request: &FenceRequest,
 ) -> Result<(Fence, Option<FenceRecord>)> {
     let asked = request.floor.get().checked_add(1).ok_or_else(too_high)?;
-    let (least, max) = (asked.max(after.get()), if asked > after.get() { MAX - ROOM } else { MAX });
+    let (least, max) = (asked.max(after.get()), if asked > after.get() { MAX - FENCE_ROOM } else { MAX });
     let end = |fence: u64| fence.checked_add(u64::from(request.span)).filter(|end| *end <= max).ok_or_else(too_high);
     let (fence, next) = match (record, request.clock) {
         (FenceRecord::Offset(offset), FenceClock::Store) => {
@@ -175,7 +171,7 @@ pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
 /// As for [`grant`].
 pub(crate) fn raise(record: FenceRecord, czxid: i64, floor: Fence, alone: bool) -> Result<Option<FenceRecord>> {
     let floor = floor.get();
-    if floor > MAX - ROOM {
+    if floor > MAX - FENCE_ROOM {
         return Err(too_high());
     }
     let next = match record {
@@ -355,7 +351,7 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{record:?} {alone}");
                 raise(record, 1, mistyped.floor, alone).expect_err("nor here");
                 in_place(record, 1, Fence::new(300), &mistyped).expect_err("nor in the place of another");
-                let highest = ask(MAX - 2 * ROOM, 65, FenceClock::Store);
+                let highest = ask(MAX - 2 * FENCE_ROOM, 65, FenceClock::Store);
                 let (fence, write) = grant(record, 1, &highest, alone).expect("grant");
                 grant(write.expect("raised"), 1_000_000, &FenceRequest::default(), alone).expect("the next one");
                 let again = FenceRequest { floor: fence, ..FenceRequest::default() };
