@@ -6,9 +6,9 @@ use std::{sync::Arc, time::Duration};
 use lockkit_core::{ClockOffset, Effect, ErrorKind, Finding, LockStore, Result, said_once};
 
 use crate::{
-    client::{node::Node, quorum},
+    client::node::Node,
     config::RedlockConfig,
-    store::RedlockStore,
+    store::{RedlockStore, even},
     wire::{error::NodeErrors, votes::majority},
 };
 
@@ -68,7 +68,7 @@ fn whole(nodes: Vec<Node>, config: RedlockConfig) -> Vec<Finding> {
         Err(e) => return vec![Finding::error(e.kind(), "quorum", e.message(), "change the URL")],
     };
     let well = || Finding::ok("quorum", format!("{count} nodes: {} may fail", count - majority(count)));
-    let mut findings = vec![quorum::even(count).unwrap_or_else(well)];
+    let mut findings = vec![even(count).unwrap_or_else(well)];
     if let Some(ttl) = &store.info().capability.liveness.ttl {
         let summary = format!("a lock may have a ttl from {:?} to {:?}", ttl.start(), ttl.end());
         findings.push(Finding::ok("ttl", summary));

@@ -13,7 +13,7 @@ const NODE: &str = "lockkit-redlock/src/client/node.rs";
 const FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
 const INSPECT: &str = "lockkit-redlock/src/store/inspect.rs";
 const CALLS: &str = "lockkit-redlock/src/client/calls.rs";
-const INFO: &str = "lockkit-redlock/src/client/quorum.rs";
+const INFO: &str = "lockkit-redlock/src/store/mod.rs";
 
 safeguards! {
     // Redlock: votes, deadlines, restarts.

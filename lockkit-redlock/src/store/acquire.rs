@@ -11,6 +11,7 @@ use crate::{
         quorum::Quorum,
     },
     store::{
+        RedlockStore,
         attempt::{Ended, OpenAttempt, Refusal, proposal},
         renew,
     },
@@ -21,9 +22,10 @@ use crate::{
 const BURNT: &str = "a release of this claim may be under way, or an acquisition: ask with a new token (rule R2)";
 
 /// Asks all nodes: after a wait at one of them, if the last refusal left a note where.
-pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> Result<Attempt> {
-    quorum.info.admit(request)?;
-    let begun = quorum.info.clock.now();
+pub(crate) async fn acquire(store: &RedlockStore, request: &AcquireRequest) -> Result<Attempt> {
+    store.info.admit(request)?;
+    let quorum = &store.quorum;
+    let begun = quorum.config.clock.now();
     let mut attempt = match quorum.claims.begin(request, begun) {
         Begun::Attempt(entry) => OpenAttempt::new(quorum, entry),
         Begun::Held => return quorum.repeat(request).await,
@@ -42,7 +44,7 @@ pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> R
         Ended::Refused(refusal) => refusal,
     };
     attempt.withdraw().await;
-    let is_time_up = request.wait <= quorum.info.clock.now().since(begun);
+    let is_time_up = request.wait <= quorum.config.clock.now().since(begun);
     let retry_after = match meeting {
         Some(_) if opened.is_some() => Some(quorum.retry_delay()),
         Some(_) if is_time_up => Some(Duration::ZERO),
@@ -58,7 +60,7 @@ impl Quorum {
         let grant = self.claims.get(&request.claim.token).and_then(|entry| entry.grant());
         let depth = grant.map_or(1, |Grant { depth, .. }| depth);
         let renewal = Renewal { depth, ..Renewal::new(request.claim.clone(), request.ttl) };
-        match renew::renew(self, &[renewal]).await.pop() {
+        match renew::renew_admitted(self, Arc::new([renewal])).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),
             Some(Ok(Renewed::Lost(_))) | None => {

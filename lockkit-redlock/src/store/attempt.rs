@@ -81,7 +81,7 @@ impl<'a> OpenAttempt<'a> {
     pub(crate) async fn round(&mut self, request: &AcquireRequest, fence: FenceRequest, wait: bool) -> Result<Ended> {
         let quorum = self.quorum;
         let limit = quorum.config.timeout_for(request.ttl);
-        let sent = quorum.info.clock.now();
+        let sent = quorum.config.clock.now();
         let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
         self.ask(&mut ballot, request, fence, sent);
         self.calls.limit(limit);
@@ -146,7 +146,7 @@ impl<'a> OpenAttempt<'a> {
                 continue;
             }
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
-            self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.info.clock).await });
+            self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.config.clock).await });
         }
     }
 
@@ -239,7 +239,7 @@ impl<'a> OpenAttempt<'a> {
         for (node, fence) in ballot.grants {
             self.entry.note(node, fence);
         }
-        quorum.stats.note_grant(quorum.info.clock.now().since(sent));
+        quorum.stats.note_grant(quorum.config.clock.now().since(sent));
         Hold { claim: request.claim.clone(), fence, span, until: ballot.until, depth: 1 }
     }
 

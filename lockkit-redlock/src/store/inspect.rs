@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use crate::{
     client::{calls::Calls, quorum::Quorum},
     config::RedlockConfig,
+    store::RedlockStore,
     wire::error::NodeErrors,
 };
 use lockkit_core::{
@@ -17,8 +18,8 @@ use tokio::time::Instant;
 /// All answers are waited for, not just a majority: the one or two nodes that do not have a lease would otherwise make
 /// it look as if nobody had it. After the node timeout a majority is enough, and is waited for longer: waiting takes no time from any
 /// lease, and an error would tell the caller less.
-pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<KeyState>> {
-    let query = Arc::new(query.clone());
+pub(crate) async fn inspect(store: &RedlockStore, query: &Query) -> Result<Vec<KeyState>> {
+    let (quorum, query) = (&store.quorum, Arc::new(query.clone()));
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, query) = (Arc::clone(quorum), Arc::clone(&query));

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
 
 use crate::{
-    client::{backlog::Owed, calls::Calls, claims::Entry, quorum::Quorum},
+    client::{backlog::Owed, calls::Calls, claims::Entry},
     config::RedlockConfig,
-    store::late::{Undo, see_to},
+    store::{
+        RedlockStore,
+        late::{Undo, see_to},
+    },
     wire::{
         error::NodeErrors,
         votes::{Answers, Decision},
@@ -15,14 +18,15 @@ use crate::{
 };
 
 /// Ends a lease, or an attempt to get one.
-pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
-    quorum.info.admit_mode(claim.mode)?;
+pub(crate) async fn release(store: &RedlockStore, claim: &Claim) -> Result<Release> {
+    store.info.admit_mode(claim.mode)?;
+    let quorum = &store.quorum;
     let entry = quorum.claims.end(&claim.token);
     let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
     let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
     let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
     let preferred = quorum.preferred(&claim.key);
-    let mut calls = ask_all(quorum, claim, entry.as_ref());
+    let mut calls = ask_all(store, claim, entry.as_ref());
     let (mut answers, mut errors) = (Answers::new(quorum.nodes.len()), NodeErrors::default());
     let (mut waiters, mut preferred_said, mut clean) = (0, false, true);
     let mut count = |node, waiting: Option<u32>| {
@@ -72,10 +76,11 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
 }
 
 /// What fails at a node is repeated there: the caller takes the release for done when a majority has answered.
-fn ask_all(quorum: &Arc<Quorum>, claim: &Claim, entry: Option<&Arc<Entry>>) -> Calls<Result<Release>> {
+fn ask_all(store: &RedlockStore, claim: &Claim, entry: Option<&Arc<Entry>>) -> Calls<Result<Release>> {
+    let quorum = &store.quorum;
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
-        let owed = entry.map_or_else(|| quorum.owed_by_others(claim), |entry| Owed::at(entry, node));
+        let owed = entry.map_or_else(|| store.owed_by_others(claim), |entry| Owed::at(entry, node));
         let settled = entry.is_none_or(|entry| !entry.in_doubt.contains(node));
         let quorum = Arc::clone(quorum);
         calls.add(node, async move {
@@ -88,10 +93,10 @@ fn ask_all(quorum: &Arc<Quorum>, claim: &Claim, entry: Option<&Arc<Entry>>) -> C
     calls
 }
 
-impl Quorum {
+impl RedlockStore {
     /// The release of a lease of which nothing is known here: another client's.
     fn owed_by_others(&self, claim: &Claim) -> Owed {
-        let longest = self.info.capability.liveness.ttl.as_ref().map_or(self.config.max_ttl, |ttl| *ttl.end());
+        let longest = self.info.capability.liveness.ttl.as_ref().map_or(self.quorum.config.max_ttl, |ttl| *ttl.end());
         Owed { claim: claim.clone(), lapse: self.info.clock.now() + longest + drift(longest), settled: true }
     }
 }

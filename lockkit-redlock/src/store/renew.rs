@@ -12,7 +12,7 @@ use crate::{
         claims::{Entry, Grant},
         quorum::Quorum,
     },
-    store::late::Unheard,
+    store::{RedlockStore, late::Unheard},
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
@@ -47,18 +47,19 @@ struct Item {
 type RenewalAnswers = Vec<Result<Renewed>>;
 
 /// Extends leases; one answer each, in order. No node is asked about a mode that only the node has.
-pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-    let refusal = |renewal: &Renewal| quorum.info.admit_mode(renewal.claim.mode).err();
+pub(crate) async fn renew(store: &RedlockStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let refusal = |renewal: &Renewal| store.info.admit_mode(renewal.claim.mode).err();
     let admitted = renewals.iter().filter(|renewal| refusal(renewal).is_none()).cloned().collect();
-    let mut answers = renew_admitted(quorum, admitted).await.into_iter();
+    let mut answers = renew_admitted(&store.quorum, admitted).await.into_iter();
     let answer = |renewal| refusal(renewal).map(Err).or_else(|| answers.next());
     renewals.iter().map_while(answer).collect()
 }
 
-async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<Result<Renewed>> {
+/// The same for modes that a quorum has.
+pub(crate) async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<Result<Renewed>> {
     let Some(shortest) = renewals.iter().map(|renewal| renewal.ttl).min() else { return Vec::new() };
     let limit = quorum.config.renewal_patience_for(shortest);
-    let sent = quorum.info.clock.now();
+    let sent = quorum.config.clock.now();
     let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
     let mut calls = ask_all(quorum, &renewals);
     let mut open = items.len();
@@ -84,7 +85,7 @@ async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<R
             }
         }
     }
-    let now = quorum.info.clock.now();
+    let now = quorum.config.clock.now();
     let answers = items.iter_mut().zip(&*renewals).map(|(item, renewal)| item.conclude(quorum, renewal, now)).collect();
     tend(quorum, &renewals, &items, calls);
     answers
@@ -249,7 +250,7 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
         for (entry, renewal) in some {
             // Never after the deadline: by then another may have had it.
             let Some(grant) = entry.grant().filter(|_| !entry.burnt.contains(node)) else { continue };
-            if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
+            if quorum.config.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
                 continue;
             }
             quorum.stats.heals.add_one();
@@ -261,13 +262,13 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
 
 async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Grant, ttl: Duration) {
     entry.lost_at(node);
-    entry.asked(quorum.info.clock.now(), ttl);
+    entry.asked(quorum.config.clock.now(), ttl);
     let request = AcquireRequest {
         // Above what the lease owns, so that the node's counter is as far as those of the others.
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
         ..AcquireRequest::new(entry.claim.clone(), ttl, grant.holder)
     };
     let asked = Arc::clone(&quorum);
-    let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.info.clock).await });
+    let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.config.clock).await });
     Unheard::new(&quorum, &entry, node).hear(call).await;
 }

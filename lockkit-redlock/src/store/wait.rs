@@ -44,7 +44,7 @@ impl OpenAttempt<'_> {
     /// # Cancellation
     /// The wait is dropped, as any future of a store may be: the caller's release gives up the place in its queue.
     pub(crate) async fn wait_at(&mut self, rendezvous: usize, request: &AcquireRequest) -> Option<Fence> {
-        let (node, clock) = (&self.quorum.nodes[rendezvous], &*self.quorum.info.clock);
+        let (node, clock) = (&self.quorum.nodes[rendezvous], &*self.quorum.config.clock);
         let wait = request.wait.min(SAFETY_POLL);
         let there = AcquireRequest { wait, order: Order::Any, fence: proposal(request), ..request.clone() };
         self.entry.asked(clock.now() + wait, request.ttl);
