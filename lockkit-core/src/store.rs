@@ -134,6 +134,9 @@ pub fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How many releases that failed are tried again at a time, so that a store which comes back is not met by all of them at once.
+pub const RETRIED_AT_ONCE: usize = 64;
+
 /// The bound on an operation that asks for a lease of `ttl`, of a store that waits for its servers for `timeout` at most: an answer that
 /// comes later is of little use.
 #[must_use]

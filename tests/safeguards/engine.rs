@@ -15,6 +15,7 @@ const LOCAL: &str = "lockkit-core/src/engine/local.rs";
 const RENEW: &str = "lockkit-core/src/engine/renew.rs";
 const KEEP: &str = "lockkit-core/src/engine/keep.rs";
 const FLOOR: &str = "lockkit-core/src/wrap/fence_above.rs";
+const INFO: &str = "lockkit-core/src/store/info.rs";
 
 safeguards! {
     // Getting a lease.
@@ -124,13 +125,13 @@ safeguards! {
         "A shutdown waits for the releases under way"
         "tokio::time::timeout(«timeout», drained)" => "Duration::ZERO"
         by "lockkit-core/queueing::who_gives_up_leaves_the_queue";
-    most_owed in REAPER
+    most_owed in INFO
         "A session that owes ten thousand releases takes no more locks"
-        "«owed >= MOST_OWED»" => "false"
+        "|| «owed < Self::MOST_OWED» {" => "true"
         by "lockkit-testkit/backlog::where_nothing_lapses_no_more_is_asked_than_can_be_undone";
     few_retries in "lockkit-core/src/engine/backlog.rs"
         "Few failed releases are repeated at a time"
-        "tries: Semaphore::new(«AT_A_TIME»)" => "Semaphore::MAX_PERMITS"
+        "tries: Semaphore::new(«RETRIED_AT_ONCE»)" => "Semaphore::MAX_PERMITS"
         by "lockkit-testkit/backlog::where_nothing_lapses_no_more_is_asked_than_can_be_undone";
     // Handing over.
     hand_over_unseen in RELEASE

@@ -20,10 +20,10 @@ use super::{
     Engine,
     reaper::{Owed, PendingRelease},
 };
-use crate::{Moment, store::unpoisoned};
-
-/// How many are tried at a time.
-const AT_A_TIME: usize = 64;
+use crate::{
+    Moment,
+    store::{RETRIED_AT_ONCE, unpoisoned},
+};
 
 /// The releases of one `Locker` that failed at least once.
 pub(super) struct Backlog {
@@ -35,7 +35,7 @@ pub(super) struct Backlog {
 
 impl Default for Backlog {
     fn default() -> Self {
-        Self { length: AtomicUsize::new(0), tries: Semaphore::new(AT_A_TIME), left: Mutex::default() }
+        Self { length: AtomicUsize::new(0), tries: Semaphore::new(RETRIED_AT_ONCE), left: Mutex::default() }
     }
 }
 
@@ -83,7 +83,7 @@ impl Drop for Counted {
 }
 
 impl Owed {
-    /// Sends the release at this moment or later, when fewer than [`AT_A_TIME`] are tried, and again until it is settled or its lease has
+    /// Sends the release at this moment or later, when fewer than [`RETRIED_AT_ONCE`] are tried, and again until it is settled or its lease has
     /// lapsed.
     ///
     /// # Cancellation

@@ -10,10 +10,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{Engine, Lease, backoff::Backoff, keep::Kept, lease::LeaseState, outstanding::BackgroundTask, seat::Seat};
-use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
-
-/// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
-const MOST_OWED: usize = 10_000;
+use crate::{Claim, Effect, Moment, Release, Result, drift};
 
 /// What an answer to a release is worth to the reaper, from the surest to the least sure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,12 +321,7 @@ impl Engine {
             // The caller may have to wait for the releases that are left, and has a runtime to send them on.
             drop(self.home());
         }
-        let (info, owed) = (self.store.info(), self.backlog.length());
-        if info.capability.liveness.session.is_some() && owed >= MOST_OWED {
-            let what =
-                format!("{owed} releases have not been answered yet: until the store answers, no lock is asked for");
-            return Err(Error::new(ErrorKind::Unavailable, what).at("acquire", None, &info.name));
-        }
-        Ok(())
+        let info = self.store.info();
+        info.admit_owed(self.backlog.length()).map_err(|e| e.at("acquire", None, &info.name))
     }
 }

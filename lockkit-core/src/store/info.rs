@@ -35,6 +35,9 @@ impl StoreInfo {
     /// that is due once a year.
     pub const LONGEST_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
+    /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
+    pub const MOST_OWED: usize = 10_000;
+
     /// Refuses a request for what the store's [`Capability`] does not offer (rule R12), and one that no store can grant. A
     /// store calls it before it asks its servers for anything.
     ///
@@ -92,6 +95,19 @@ impl StoreInfo {
                 Err(Error::invalid(message))
             }
         }
+    }
+
+    /// Refuses to leave more behind where leases end with a session, given how many releases are still to be answered: only an answer
+    /// ends a lease there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] if there are [`MOST_OWED`](Self::MOST_OWED).
+    pub fn admit_owed(&self, owed: usize) -> Result<()> {
+        if self.capability.liveness.session.is_none() || owed < Self::MOST_OWED {
+            return Ok(());
+        }
+        let what = format!("{owed} releases have not been answered yet: until the store answers, no lock is asked for");
+        Err(Error::new(ErrorKind::Unavailable, what))
     }
 
     /// The answers to these renewals, in order. An error names its lock and this store from now on.

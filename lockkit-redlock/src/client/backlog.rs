@@ -17,8 +17,8 @@ use std::{
 };
 
 use lockkit_core::{
-    Claim, Clock, LockStore, Moment, Release, Result, Token,
-    store::{Background, unpoisoned},
+    Claim, Clock, LockStore, Moment, Release, Result, StoreInfo, Token,
+    store::{Background, RETRIED_AT_ONCE, unpoisoned},
 };
 use tokio::{
     sync::Notify,
@@ -27,11 +27,6 @@ use tokio::{
 
 use crate::client::{calls::Calls, claims::Entry};
 
-/// How many are tried at a time at a node that answers.
-const AT_A_TIME: usize = 64;
-/// A node that is away for long collects no more than this. What is dropped lapses; where nothing does, the node is not asked for
-/// leases as long as there are so many.
-pub(super) const MOST: usize = 10_000;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Between two tries of a release that a node has not settled and that does not lapse.
@@ -132,8 +127,10 @@ impl Backlog {
         let token = owed.claim.token;
         let is_new = !queue.owed.contains_key(&token);
         if is_new {
+            // A node that is away for long collects no more than that. What is dropped lapses; where nothing does, the node is not
+            // asked for leases as long as there are so many.
             if lapses(context.store)
-                && queue.waiting.len() >= MOST
+                && queue.waiting.len() >= StoreInfo::MOST_OWED
                 && let Some((_, dropped)) = queue.waiting.pop_first()
             {
                 queue.owed.remove(&dropped.token);
@@ -162,8 +159,9 @@ impl Backlog {
         context.background.spawn(worker.run());
     }
 
-    pub(crate) fn is_full(&self) -> bool {
-        unpoisoned(&self.queue).owed.len() >= MOST
+    /// How many there are.
+    pub(crate) fn length(&self) -> usize {
+        unpoisoned(&self.queue).owed.len()
     }
 
     /// Goes on with what was left.
@@ -189,7 +187,7 @@ impl Backlog {
 }
 
 /// Whether leases end at the node without a release, though their client lives.
-pub(super) fn lapses(store: &Arc<dyn LockStore>) -> bool {
+fn lapses(store: &Arc<dyn LockStore>) -> bool {
     store.info().capability.liveness.session.is_none()
 }
 
@@ -257,7 +255,7 @@ struct Worker {
 impl Worker {
     async fn run(self) {
         let mut away = None;
-        while let Some((due, next)) = self.next(if away.is_some() { 1 } else { AT_A_TIME }) {
+        while let Some((due, next)) = self.next(if away.is_some() { 1 } else { RETRIED_AT_ONCE }) {
             if due.is_empty() {
                 let _ = timeout(next, self.arrived.notified()).await;
             } else if self.attempt(due).await {

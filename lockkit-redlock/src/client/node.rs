@@ -11,7 +11,7 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Attempt, Clock, Error, ErrorKind, LockStore, Moment, Result, store::Background};
 
-use crate::client::backlog::{Backlog, Context, MOST, Owed, lapses};
+use crate::client::backlog::{Backlog, Context, Owed};
 
 /// A store as a member of a quorum.
 #[derive(Clone)]
@@ -128,10 +128,7 @@ impl Node {
         if now < votes_from {
             return Err(barred(votes_from.since(now)));
         }
-        if !lapses(&self.store) && self.state.backlog.is_full() {
-            let message = format!("{MOST} releases have to be repeated there before it is asked for more leases");
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        }
+        self.store.info().admit_owed(self.state.backlog.length())?;
         self.store.acquire(request).await
     }
 
