@@ -129,10 +129,18 @@ safeguards! {
         by "lockkit-redlock/redlock::down::a_connection_that_a_node_replaces_is_counted";
     tried_at_a_standstill in BACKLOG
         "The next task repeats the releases of one whose runtime stands still"
-        "«self.put_back(now)»;\n        self.next_id += 1;" => "drop(now)"
+        "«self.put_back(now)»;\n        let (until," => "drop(now)"
         by "lockkit-redlock/lib::client::backlog::tests::what_a_runtime_tries_that_stands_still_is_tried_by_the_next";
     owed_once_more in BACKLOG
         "A release that is being repeated learns of another request for its claim"
         "«self.settled && other.settled», self.lapse" => "{ let _ = other.settled; self.settled }"
         by "lockkit-redlock/lib::client::backlog::tests::a_release_that_is_known_learns_that_it_is_not_settled";
+    refused_at_a_node in BACKLOG
+        "Where nothing lapses at a node, a release that it refused is tried again"
+        "!error.is_retryable() && «lapses(node)»" => "{ let _ = node; true }"
+        by "lockkit-redlock/redlock::background::what_a_node_refuses_is_tried_again_where_nothing_lapses";
+    back_again in BACKLOG
+        "A node that comes back is told within seconds of what was released while it was away"
+        "false => «LONGEST_PAUSE»," => "LONGEST_RETRY"
+        by "lockkit-redlock/redlock::background::a_node_that_comes_back_is_told_within_seconds";
 }

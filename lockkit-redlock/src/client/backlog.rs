@@ -9,15 +9,12 @@
 use std::{
     collections::{BTreeMap, HashMap},
     mem,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use lockkit_core::{
-    Claim, Clock, LockStore, Moment, Release, Result, StoreInfo, Token,
+    Claim, Clock, Error, LockStore, Moment, Release, Result, StoreInfo, Token,
     store::{Background, RETRIED_AT_ONCE, unpoisoned},
 };
 use tokio::{
@@ -29,7 +26,7 @@ use crate::client::{calls::Calls, claims::Entry};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Between two tries of a release that a node has not settled and that does not lapse.
+/// Between two tries of a release that a node has answered, but not settled, and that does not lapse.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// How late a task may be to show that it is there: longer is a runtime that nobody drives.
 const OVERDUE: Duration = Duration::from_secs(2);
@@ -64,14 +61,20 @@ impl Owed {
     }
 }
 
-/// Whether an answer to a release leaves nothing to be done. That the node does not have the claim does if that is `settled`.
-pub(crate) fn is_final(answer: &Result<Release>, settled: bool) -> bool {
+/// Whether an answer to a release at this node leaves nothing to be done. That it does not have the claim does if that is `settled`.
+pub(crate) fn is_final(node: &Arc<dyn LockStore>, answer: &Result<Release>, settled: bool) -> bool {
     match answer {
         Ok(Release::Released { .. }) => true,
         Ok(Release::NotHeld(_)) => settled,
-        // What the node refuses now it will refuse the next time.
-        Err(error) => !error.is_retryable(),
+        // What the node refuses now it will refuse the next time, until it lapses. Where nothing does, whatever is in the way may be put
+        // right, such as rights that an administrator took away.
+        Err(error) => !error.is_retryable() && lapses(node),
     }
+}
+
+/// Whether the node has answered, if only to refuse.
+fn came_through(answer: &Result<Release>) -> bool {
+    !answer.as_ref().is_err_and(Error::is_retryable)
 }
 
 /// What the task of a backlog needs.
@@ -85,8 +88,6 @@ pub(crate) struct Context<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     queue: Mutex<RetryQueue>,
-    /// Whether there is something in it, and no task.
-    is_left: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -104,12 +105,11 @@ struct RetryQueue {
 /// The task that there is.
 #[derive(Debug)]
 struct AtWork {
-    number: u64,
     /// When it shows at the latest that it is there.
     until: Instant,
     /// Whether it hears of what arrives.
     listens: bool,
-    /// Its own: one that stands still takes no wake-up of the next.
+    /// Its own, by which it is known, too: one that stands still takes no wake-up of the next.
     arrived: Arc<Notify>,
 }
 
@@ -166,9 +166,6 @@ impl Backlog {
 
     /// Goes on with what was left.
     pub(crate) fn take_over(self: &Arc<Self>, context: Context<'_>) {
-        if !self.is_left.load(Ordering::Relaxed) || !self.is_left.swap(false, Ordering::Relaxed) {
-            return;
-        }
         let mut queue = unpoisoned(&self.queue);
         if queue.at_work.is_none() && !queue.waiting.is_empty() {
             let worker = self.worker(&mut queue, context);
@@ -181,8 +178,8 @@ impl Backlog {
     fn worker(self: &Arc<Self>, queue: &mut RetryQueue, Context { store, clock, .. }: Context<'_>) -> Worker {
         let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
         let lapses = lapses(&store);
-        let (number, arrived) = queue.begin(clock.now());
-        Worker { backlog, store, clock, number, arrived, lapses }
+        let arrived = queue.begin(clock.now());
+        Worker { backlog, store, clock, arrived, lapses }
     }
 }
 
@@ -197,13 +194,12 @@ impl RetryQueue {
         self.waiting.insert((at, self.next_id), retry);
     }
 
-    /// Another task begins; its number, and how it hears of what arrives.
-    fn begin(&mut self, now: Moment) -> (u64, Arc<Notify>) {
+    /// Another task begins; how it hears of what arrives.
+    fn begin(&mut self, now: Moment) -> Arc<Notify> {
         self.put_back(now);
-        self.next_id += 1;
-        let (number, until, arrived) = (self.next_id, Instant::now() + OVERDUE, Arc::<Notify>::default());
-        self.at_work = Some(AtWork { number, until, listens: false, arrived: Arc::clone(&arrived) });
-        (number, arrived)
+        let (until, arrived) = (Instant::now() + OVERDUE, Arc::<Notify>::default());
+        self.at_work = Some(AtWork { until, listens: false, arrived: Arc::clone(&arrived) });
+        arrived
     }
 
     /// What is under way is to be tried again.
@@ -213,13 +209,14 @@ impl RetryQueue {
         }
     }
 
-    fn is_current(&self, number: u64) -> bool {
-        self.at_work.as_ref().is_some_and(|at_work| at_work.number == number)
+    /// The task that there is, if it is this one.
+    fn current(&mut self, task: &Arc<Notify>) -> Option<&mut AtWork> {
+        self.at_work.as_mut().filter(|at_work| Arc::ptr_eq(&at_work.arrived, task))
     }
 
-    /// The task with this number shows that it is there; `false` if another one has taken its place.
-    fn show(&mut self, number: u64, next: Duration, listens: bool) -> bool {
-        let Some(at_work) = self.at_work.as_mut().filter(|at_work| at_work.number == number) else { return false };
+    /// This task shows that it is there; `false` if another one has taken its place.
+    fn show(&mut self, task: &Arc<Notify>, next: Duration, listens: bool) -> bool {
+        let Some(at_work) = self.current(task) else { return false };
         at_work.until = Instant::now() + next.saturating_add(OVERDUE).min(Duration::from_secs(86_400));
         at_work.listens = listens;
         true
@@ -246,7 +243,6 @@ struct Worker {
     backlog: Arc<Backlog>,
     store: Arc<dyn LockStore>,
     clock: Arc<dyn Clock>,
-    number: u64,
     arrived: Arc<Notify>,
     /// Whether leases end there by themselves.
     lapses: bool,
@@ -273,7 +269,7 @@ impl Worker {
     fn next(&self, most: usize) -> Option<(Vec<Claim>, Duration)> {
         let now = self.clock.now();
         let mut queue = unpoisoned(&self.backlog.queue);
-        if !queue.show(self.number, CALLS, false) {
+        if !queue.show(&self.arrived, CALLS, false) {
             return None;
         }
         let due = queue.due(now, most, self.lapses);
@@ -283,7 +279,7 @@ impl Worker {
                 queue.at_work = None;
                 return None;
             };
-            queue.show(self.number, next, true);
+            queue.show(&self.arrived, next, true);
         }
         let claims = due.iter().filter_map(|retry| Some(queue.owed.get(&retry.token)?.claim.clone())).collect();
         queue.under_way = due.into_iter().map(Some).collect();
@@ -301,19 +297,24 @@ impl Worker {
         while let Some((index, answer)) = calls.next_ever().await {
             let mut queue = unpoisoned(&self.backlog.queue);
             // Another task has taken over what is under way, or this one has it.
-            let is_current = queue.is_current(self.number);
+            let is_current = queue.current(&self.arrived).is_some();
             let retry = queue.under_way.get_mut(index).filter(|_| is_current).and_then(Option::take);
             let Some(Try { token, pause }) = retry else { continue };
             let Some(&Owed { lapse, settled, .. }) = queue.owed.get(&token) else { continue };
             // A session keeps its requests in order, and what a former one had under way has ended with it.
-            let is_final = is_final(&answer, settled || !self.lapses && sent >= lapse);
-            answered |= is_final || answer.is_ok();
-            if is_final {
+            let (settled, came_through) = (settled || !self.lapses && sent >= lapse, came_through(&answer));
+            answered |= came_through;
+            if is_final(&self.store, &answer, settled) {
                 queue.owed.remove(&token);
             } else {
                 // Twice as long each time, to the end of the lease: most of those that are not settled never will be.
                 let now = self.clock.now();
-                let pause = pause.min(if self.lapses { lapse.since(now) } else { LONGEST_RETRY });
+                let longest = match came_through {
+                    false => LONGEST_PAUSE,
+                    true if self.lapses => lapse.since(now),
+                    true => LONGEST_RETRY,
+                };
+                let pause = pause.min(longest);
                 queue.put(now + pause, Try { token, pause: pause * 2 });
             }
         }
@@ -325,16 +326,17 @@ impl Drop for Worker {
     /// What is dropped with its runtime is taken over by the next.
     fn drop(&mut self) {
         let mut queue = unpoisoned(&self.backlog.queue);
-        if queue.is_current(self.number) {
+        if queue.current(&self.arrived).is_some() {
             queue.put_back(self.clock.now());
             queue.at_work = None;
-            self.backlog.is_left.store(!queue.waiting.is_empty(), Ordering::Relaxed);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use async_trait::async_trait;
     use lockkit_core::{LockKey, MemoryStore, Mode};
     use lockkit_testkit::{Alter, Altered};

@@ -148,8 +148,9 @@ impl Undo {
 
     /// If it is `settled`, the answer is final that the node does not have the claim.
     pub(crate) async fn release(mut self, settled: bool) -> Result<Release> {
-        let answer = self.quorum.nodes[self.node].store().release(&self.owed.claim).await;
-        self.is_done = is_final(&answer, settled);
+        let node = self.quorum.nodes[self.node].store();
+        let answer = node.release(&self.owed.claim).await;
+        self.is_done = is_final(node, &answer, settled);
         answer
     }
 }

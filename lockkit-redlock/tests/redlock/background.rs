@@ -11,10 +11,11 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, LossReason, MemoryStore, Query, Release, Renewal,
-    Renewed, Result, StoreInfo, Token, store::unpoisoned,
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, Liveness, LockStore, LossReason, MemoryStore, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, Token, store::unpoisoned,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_sim::{Fault, Operation, SimStore};
 use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -373,6 +374,53 @@ async fn no_release_is_given_up_where_nothing_lapses() {
     eventually_within(PATIENCE, "all are free", async || node.inspect(&many).await.expect("memory").is_empty()).await;
     let claim = hold_and_release(&store, "asked again").await;
     assert!(unpoisoned(&node.0.heard).contains(&claim.token));
+}
+
+/// Three simulated nodes, in time that leaps, and a claim that is released while the last of them does not let go of it.
+async fn released_but_at(faulty: SimStore, fault: Fault) -> (RedlockStore, SimStore, Claim) {
+    let clock = Arc::clone(&faulty.info().clock);
+    let stores = [SimStore::new(), SimStore::new(), faulty.clone()];
+    let nodes = stores.map(|store| Node::new(Arc::new(store))).into();
+    let store = RedlockStore::new(nodes, RedlockConfig::new().clock(clock)).expect("a quorum");
+    let claim = claim("a");
+    let request = AcquireRequest { ttl: Duration::from_secs(240), ..request(&claim) };
+    assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    faulty.inject(fault.on(Operation::Release).until_healed());
+    assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
+    (store, faulty, claim)
+}
+
+async fn is_free_at(node: &SimStore, claim: &Claim) -> bool {
+    node.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect")[0].holders.is_empty()
+}
+
+/// However often it was tried in vain.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_comes_back_is_told_within_seconds() {
+    let reset = Fault::Fail(ErrorKind::Unavailable, Effect::Unknown);
+    let (_store, node, claim) = released_but_at(SimStore::new(), reset).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    node.heal();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(is_free_at(&node, &claim).await, "it is tried ever less often");
+}
+
+/// An administrator takes the right to release away by mistake, and gives it back.
+#[tokio::test(start_paused = true)]
+async fn what_a_node_refuses_is_tried_again_where_nothing_lapses() {
+    let sessions = SimStore::over(|clock| {
+        let session = |info: &mut StoreInfo| {
+            info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(600)) }
+        };
+        Arc::new(Altered::with_info(MemoryStore::with_clock(clock), session))
+    });
+    let (_store, node, claim) = released_but_at(sessions, Fault::Fail(ErrorKind::Denied, Effect::None)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(!is_free_at(&node, &claim).await, "it could not be released");
+    node.heal();
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    assert!(is_free_at(&node, &claim).await, "it was given up");
 }
 
 /// Answers that are heard late say nothing of a lease that others have renewed since.
