@@ -188,7 +188,7 @@ impl<'a> OpenAttempt<'a> {
     ) -> Result<std::result::Result<Fence, Refusal>> {
         let quorum = self.quorum;
         quorum.stats.raise_rounds.add_one();
-        self.entry.asked(quorum.info.clock.now(), request.ttl);
+        self.entry.asked(quorum.config.clock.now(), request.ttl);
         let renewal = Arc::new([Renewal {
             claim: self.entry.claim.clone(),
             ttl: request.ttl,
