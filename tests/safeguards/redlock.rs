@@ -39,7 +39,7 @@ safeguards! {
         by "lockkit-redlock/redlock::down::a_renewal_by_a_minority_is_an_error";
     validity_redlock in ATTEMPT
         "A grant lasts from the moment of its request"
-        "fence, span, until: «ballot.until», depth: 1 }" => "quorum.info.clock.now() + request.ttl"
+        "fence, span, until: «ballot.until», depth: 1 }" => "quorum.config.clock.now() + request.ttl"
         by "lockkit-redlock/redlock::deadline::a_lease_is_counted_from_the_moment_of_its_request";
     renewed_in_time in "lockkit-redlock/src/client/claims.rs"
         "A renewal by a majority is none after the deadline"
@@ -55,7 +55,7 @@ safeguards! {
         by "lockkit-redlock/redlock::deadline::a_healed_node_does_not_count_at_once";
     healed_in_time in RENEW
         "After the deadline no node is given back a lease that it lost"
-        "if «quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until» {" => "false"
+        "if «quorum.config.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until» {" => "false"
         by "lockkit-redlock/redlock::deadline::after_the_deadline_no_node_is_healed";
     token_over in CLAIMS
         "A token whose attempt ended is not asked for again"
