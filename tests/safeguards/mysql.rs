@@ -33,6 +33,10 @@ safeguards! {
         "A turn lasts until the one whose it is can have heard of it"
         "statements::text(«text(question)»), token" => r#"text(question).replace("GREATEST(ttl, 1000000)", "ttl")"#
         by "lockkit-mysql/mysql::mariadb::a_short_ttl_leaves_time_for_the_turn";
+    dead_in_the_middle in CONNECTION
+        "A place that lapsed is not granted the lock with those around it"
+        "statements::text(«text(question)»), token" => r#"text(question).replace("place > 0 AND kept >= CAST(@now AS DATETIME(6))", "place > 0")"#
+        by "lockkit-mysql/mysql::mariadb::places_that_lapsed_in_the_middle_are_passed_over";
     lost_statement in "lockkit-mysql/src/client/in_flight.rs"
         "A connection of whose last statement nothing was heard counts as one that was replaced"
         "«self.reconnections.add_one()»;" => "()"

@@ -57,7 +57,7 @@ impl Statements {
         let Self { table: locks, claims } = self;
         let AcquireRequest { claim, ttl, fence, holder, from, .. } = request;
         let (mode, limit) = columns(claim.mode);
-        let (me, ttl) = (token(&claim.token), microseconds(*ttl));
+        let (me, ttl, delete) = (token(&claim.token), microseconds(*ttl), self.delete());
         let (place, waits) = (place.map_or(0, microseconds), place.is_some());
         let (span, least) = (fence.span, fence.floor.get() + 1);
         let holder = text(holder.as_str());
@@ -75,7 +75,8 @@ impl Statements {
         );
         if mode == PERMIT {
             sql += &format!(
-                "SELECT COUNT(*) INTO @other FROM {claims} WHERE lock_id = @asks AND mode = {PERMIT} AND permits <> {limit}; \
+                "SELECT COUNT(*) INTO @other FROM {claims} WHERE lock_id = @asks AND mode = {PERMIT} AND permits <> {limit} \
+                 AND (place = 0 OR kept > {NOW}); \
                  SET @asks = IF(@other, NULL, @asks); "
             );
         }
@@ -89,7 +90,8 @@ impl Statements {
         let behind = format!("GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US})");
         let at = if from.is_some() { "1" } else { &behind };
         sql += &format!(
-            "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
+            "{delete} WHERE c.lock_id = @id AND c.token = {me} AND c.place > 0 AND c.kept <= {NOW}; \
+             SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
              SELECT @asks, {me}, {at}, {mode}, {limit}, {least}, {span}, 0, \
              {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}, \
@@ -97,14 +99,15 @@ impl Statements {
         );
         sql += &self.serve(&format!("IF(token = {me}, {ends}, LEAST({ITS_END}))"));
         if !waits {
-            sql += &format!("{} WHERE c.lock_id = @id AND c.token = {me} AND c.place > 0; ", self.delete());
+            sql += &format!("{delete} WHERE c.lock_id = @id AND c.token = {me} AND c.place > 0; ");
         }
         sql += &format!(
             "SELECT CAST({question} AS UNSIGNED), l.id, CAST(@other > 0 AS UNSIGNED), \
              CAST(CASE WHEN l.token = {me} AND l.expires > {NOW} THEN 1 WHEN c.place = 0 THEN 2 WHEN c.place > 0 THEN 3 ELSE 0 END AS UNSIGNED), \
              CAST(COALESCE(c.fence, l.fence) AS UNSIGNED), CAST(COALESCE(c.span, l.span) AS UNSIGNED), \
              CAST(COALESCE(c.`count`, l.`count`) AS UNSIGNED), \
-             CAST(NOT EXISTS (SELECT 1 FROM {claims} AS w WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place) AS UNSIGNED), \
+             CAST(COALESCE(c.place <= (SELECT MIN(w.place) FROM {claims} AS w FORCE INDEX (turns) \
+             WHERE w.lock_id = @id AND w.place > 0), 1) AS UNSIGNED), \
              {}, \
              CAST(TIMESTAMPDIFF(MICROSECOND, {NOW}, LEAST(l.expires, COALESCE((SELECT MIN(m.expires) FROM {claims} AS m \
              WHERE m.lock_id = @id AND m.place = 0), l.expires))) AS SIGNED) \
@@ -127,8 +130,8 @@ impl Statements {
              UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND, \
              fence = GREATEST(fence, {least}) WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
              SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
-             AND EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place \
-             AND w.kept > UTC_TIMESTAMP(6)), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
+             AND c.place > (SELECT w.place FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 \
+             AND w.kept > UTC_TIMESTAMP(6) ORDER BY w.place LIMIT 1), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",
             self.holder("UTC_TIMESTAMP(6)")
         )
@@ -253,14 +256,19 @@ impl Statements {
 
     /// The same as [`lock`](Self::lock), and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
     /// look for it locks nothing.
+    ///
+    /// Of places only those are looked at that are before the first one that lasts: to look through a long queue would take as long as
+    /// all else. Others that lapsed may stay behind that one, and are passed over by those who look there.
     fn enter(&self, key: &LockKey) -> String {
         let (claims, delete) = (&self.claims, self.delete());
         format!(
             "{}{} \
-             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0; \
+             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0, @alive = ~0; \
              SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
-             SELECT COUNT(*) INTO @left FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept <= {NOW}; \
+             SELECT place INTO @alive FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept > {NOW} \
+             ORDER BY place LIMIT 1; \
+             SELECT COUNT(*) INTO @left FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND place < @alive; \
              {delete} WHERE c.lock_id = IF(@gone > 0, @id, NULL) AND c.place = 0 AND c.expires <= CAST(@over AS DATETIME(6)); \
              {delete} WHERE c.lock_id = IF(@left > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
              SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
@@ -291,7 +299,7 @@ impl Statements {
         let front = format!(
             "(SELECT f.*, ROW_NUMBER() OVER (ORDER BY place) AS number \
              FROM (SELECT token, place, mode, fence, span FROM {claims} FORCE INDEX (turns) \
-             WHERE lock_id = @group AND place > 0 ORDER BY place LIMIT {STEP}) AS f)"
+             WHERE lock_id = @group AND place > 0 AND kept >= {NOW} ORDER BY place LIMIT {STEP}) AS f)"
         );
         // The number, from 1, among those who are let in; 0 for others.
         let number = "FIND_IN_SET(HEX(token), @let_in)";

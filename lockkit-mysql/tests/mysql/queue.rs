@@ -10,6 +10,7 @@ use lockkit_core::{
     Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, LockStore, Mode, Order, Query, Release, Result,
 };
 use lockkit_mysql::MySqlStore;
+use lockkit_testkit::servers::MySqlServer;
 
 use crate::support::{
     Ctx, TTL, attempt, claim, config, contended, end, free, hold, lock_rows, proxied, raw, request, rival, status,
@@ -21,9 +22,11 @@ tests! {
     a_place_is_kept_without_the_row_of_the_lock
     a_claim_that_waits_may_ask_for_a_higher_fence
     a_place_that_lapsed_is_not_taken_up_again
+    places_that_lapsed_in_the_middle_are_passed_over
     the_end_of_one_in_the_place_of_another_serves_the_queue
     transactions_that_are_to_follow_each_other_hide_nothing
     those_who_wait_are_counted_once
+    a_hand_over_costs_the_server_the_same_however_many_wait
     what_somebody_keeps_locked_is_left
     the_effect_of_an_error_is_open_while_the_claim_has_a_place
 }
@@ -133,6 +136,13 @@ async fn a_place_is_kept_without_the_row_of_the_lock(ctx: Arc<Ctx>) {
     }
 }
 
+/// The place of a claim ends.
+async fn lapse(ctx: &Ctx, claim: &Claim) {
+    let token = claim.token.reveal();
+    let age = format!("UPDATE resource_lock_claim SET kept = kept - INTERVAL 1 MINUTE WHERE token = x'{token}'");
+    ctx.server().await.admin(&age).await.expect("age");
+}
+
 /// Others may be served by then who came later.
 async fn a_place_that_lapsed_is_not_taken_up_again(ctx: Arc<Ctx>) {
     let (store, holder) = (ctx.store().await, claim());
@@ -141,15 +151,38 @@ async fn a_place_that_lapsed_is_not_taken_up_again(ctx: Arc<Ctx>) {
     for waiter in [&first, &second, &third] {
         waits(&store, waiter, TTL).await;
     }
-    let late: String = second.token.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let age = format!("UPDATE resource_lock_claim SET kept = kept - INTERVAL 1 MINUTE WHERE token = x'{late}'");
-    ctx.server().await.admin(&age).await.expect("age");
+    lapse(&ctx, &second).await;
     waits(&store, &second, TTL).await;
     free(&store, &holder).await;
     for waiter in [first, third, second] {
         granted(&store, &waiter).await;
         free(&store, &waiter).await;
     }
+}
+
+/// They stay behind one that waits, and neither get in beside it nor keep anybody from anything.
+async fn places_that_lapsed_in_the_middle_are_passed_over(ctx: Arc<Ctx>) {
+    let (store, holder) = (ctx.store().await, claim());
+    let permit =
+        |limit| Claim { mode: Mode::Permit { limit: NonZeroU32::new(limit).expect("some") }, ..rival(&holder) };
+    let (first, dead, last) = (reader(&holder), [reader(&holder), rival(&holder), permit(2)], reader(&holder));
+    granted(&store, &holder).await;
+    for waiter in [&first, &dead[0], &dead[1], &dead[2], &last] {
+        waits(&store, waiter, TTL).await;
+    }
+    for waiter in &dead {
+        lapse(&ctx, waiter).await;
+    }
+    let other = permit(3);
+    waits(&store, &other, TTL).await;
+    let left = store.release(&other).await.expect("release");
+    assert!(matches!(left, Release::NotHeld(_)), "{left:?}");
+    free(&store, &holder).await;
+    let states = store.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
+    let mut holders: Vec<_> = states[0].holders.iter().filter_map(|holder| holder.token).collect();
+    let mut living = [first.token, last.token];
+    [&mut holders[..], &mut living].into_iter().for_each(|tokens| tokens.sort_by_key(|token| *token.as_bytes()));
+    assert_eq!((&holders[..], states[0].waiters), (&living[..], None), "{states:?}");
 }
 
 /// So ends a lease that was handed over, or a window that was given up.
@@ -216,6 +249,54 @@ async fn those_who_wait_are_counted_once(ctx: Arc<Ctx>) {
         println!("{read} rows read");
         assert!(read < 1000, "{read} rows were read for {EACH} readers and {EACH} that wait");
     }
+}
+
+/// So many wait behind a claim, by one statement and for an hour: as many requests might take longer than a place lasts.
+async fn wait_behind(server: &MySqlServer, last: &Claim, waiters: usize) {
+    let token = last.token.reveal();
+    let fill = format!(
+        "INSERT INTO resource_lock_claim (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
+         WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < {waiters}) \
+         SELECT lock_id, UNHEX(LPAD(HEX(i), 32, '0')), place + i, mode, permits, fence, span, `count`, ttl, \
+         expires + INTERVAL 1 HOUR, kept + INTERVAL 1 HOUR, node_info FROM resource_lock_claim, n WHERE token = UNHEX('{token}')"
+    );
+    server.admin(&fill).await.expect("they wait");
+}
+
+/// The end of a lease, a look, and the request of the next one, which has the lock by then; and the same with one that asks again and
+/// stays behind.
+async fn a_hand_over_costs_the_server_the_same_however_many_wait(ctx: Arc<Ctx>) {
+    const TIMES: usize = 4;
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let mut raw = raw(&server).await;
+    let mut costs: Vec<[u64; 2]> = Vec::new();
+    for waiters in [10, 100, 1000] {
+        let mut holder = claim();
+        granted(&store, &holder).await;
+        let front: Vec<_> = (0..=TIMES).map(|_| rival(&holder)).collect();
+        for waiter in &front {
+            waits(&store, waiter, TTL).await;
+        }
+        wait_behind(&server, &front[TIMES], waiters - front.len()).await;
+        let mut counts = async || [status(&mut raw, "Com_commit").await, status(&mut raw, "Handler_read%").await];
+        let before = counts().await;
+        for next in &front[..TIMES] {
+            free(&store, &holder).await;
+            granted(&store, next).await;
+            waits(&store, &front[TIMES], TTL).await;
+            holder = next.clone();
+        }
+        let after = counts().await;
+        costs.push([0, 1].map(|count| after[count] - before[count]));
+        println!(
+            "{waiters} waiting: {} transactions and {} rows for {TIMES}",
+            costs.last().expect("one")[0],
+            costs.last().expect("one")[1]
+        );
+    }
+    let [[few, rows], ..] = costs[..] else { panic!("nothing was counted") };
+    assert!(costs.iter().all(|[each, read]| *each == few && *read < rows + 20), "{costs:?}");
 }
 
 /// Neither a lock's row that somebody keeps locked nor a claim's is waited for.
