@@ -72,6 +72,11 @@ impl Pool {
         }
     }
 
+    /// How many connections are for every operation, as long as none is in use.
+    pub(crate) fn common_connections(&self) -> usize {
+        self.common.available_permits()
+    }
+
     /// The first connection, before which nothing is known of the server. If something else answers, that is said.
     ///
     /// # Errors

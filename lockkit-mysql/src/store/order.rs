@@ -8,6 +8,7 @@
 
 use std::{
     collections::HashSet,
+    hash::{BuildHasher as _, RandomState},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -21,6 +22,10 @@ use lockkit_core::{
     store::{PLACE, unpoisoned},
 };
 use sqlx::mysql::MySqlRow;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout_at,
+};
 
 use crate::{
     client::{
@@ -92,6 +97,28 @@ impl Ordered {
     }
 }
 
+/// Those who come to a lock, in an order or to share it. All their transactions meet at the lock's row, so that it is of no use to
+/// have many there at once; and with all connections there, nobody could keep a place, or look whose turn it is.
+pub(crate) struct Comers {
+    /// How many may be there at once, each for some locks.
+    doors: [Semaphore; 64],
+    hasher: RandomState,
+}
+
+impl Comers {
+    /// Of so many connections half may be at the row of one lock.
+    pub(crate) fn new(connections: usize) -> Self {
+        Self { doors: std::array::from_fn(|_| Semaphore::new((connections / 2).max(1))), hasher: RandomState::new() }
+    }
+
+    /// Waits for room. A claim that has a place needs none: it has waited, and its turn may have come.
+    async fn enter(&self, key: &LockKey, bound: Bound) -> Result<SemaphorePermit<'_>> {
+        let door = usize::try_from(self.hasher.hash_one(key) % self.doors.len() as u64).unwrap_or_default();
+        let entered = timeout_at(bound.at, self.doors[door].acquire()).await;
+        entered.ok().and_then(std::result::Result::ok).ok_or_else(|| error::busy(bound.whole))
+    }
+}
+
 /// Whether what is asked for is shared, or has an order.
 pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
     request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
@@ -126,6 +153,11 @@ impl MySqlStore {
         let (class, named_lock) = match from {
             Some(from) => (ConnectionClass::Reserved, self.before_replacing(&request.claim.key, from, bound).await?),
             None => (ConnectionClass::Common, None),
+        };
+        let _room = if from.is_none() && (is_new || !waits) {
+            Some(self.comers.enter(&request.claim.key, bound).await?)
+        } else {
+            None
         };
         let mut connection = self.pool.connection(class, bound).await?;
         if waits
