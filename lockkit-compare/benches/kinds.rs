@@ -162,7 +162,7 @@ async fn counted(server: &Server, kind: fn(&Locker, &str) -> Lock, waiters: usiz
         }
     }
     for locker in lockers {
-        locker.shutdown(Duration::from_secs(10)).await?;
+        locker.shutdown(Duration::from_secs(60)).await?;
     }
     Ok(took.div_f64((after - before) as f64))
 }

@@ -325,8 +325,9 @@ impl Lock {
         self.ask_for_state(|key| Query::Keys(vec![key])).await
     }
 
-    /// The same, and who waits for it [in order](Self::fifo): [`KeyState::queue`]. Tasks of one locker wait in a queue of their own,
-    /// and only the first of them in that of the store.
+    /// The same, and who waits for it [in order](Self::fifo): [`KeyState::queue`]. Each that waits in order has a place of its own there, also
+    /// several tasks of one locker. Tasks that wait for an exclusive lock in no order have a queue within their locker, and where the
+    /// store has such waiters in its queue, too, the first of them alone is there.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
