@@ -73,7 +73,7 @@ safeguards! {
         by "lockkit-zk/lib::client::znodes::tests::what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up";
     zk_fence_room in FENCE
         "A mistyped floor does not use up the fences of a lock"
-        "{ MAX } else { «MAX - ROOM» };" => "MAX"
+        "{ MAX } else { «MAX - FENCE_ROOM» };" => "MAX"
         by "lockkit-zk/lib::wire::fence::tests::a_mistyped_floor_does_not_use_up_the_fences";
     zk_words in ZNODES
         "A word about a broken lease leaves those before it"

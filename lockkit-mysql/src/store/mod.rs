@@ -52,7 +52,7 @@ pub struct MySqlStore {
     pub(crate) queues: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
     pub(crate) ordered: order::Ordered,
-    pub(crate) comers: order::Comers,
+    pub(crate) arrivals: order::Arrivals,
     sweeper: Arc<Sweeper>,
 }
 
@@ -130,7 +130,7 @@ impl MySqlStore {
         };
         Ok(Self {
             info,
-            comers: order::Comers::new(pool.common_connections()),
+            arrivals: order::Arrivals::new(pool.common_connections()),
             pool,
             statements,
             timeout: config.timeout,

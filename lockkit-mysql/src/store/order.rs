@@ -99,22 +99,22 @@ impl Ordered {
 
 /// Those who come to a lock, in an order or to share it. All their transactions meet at the lock's row, so that it is of no use to
 /// have many there at once; and with all connections there, nobody could keep a place, or look whose turn it is.
-pub(crate) struct Comers {
-    /// How many may be there at once, each for some locks.
-    doors: [Semaphore; 64],
+pub(crate) struct Arrivals {
+    /// How many may be at the row at once, each for some locks.
+    rooms: [Semaphore; 64],
     hasher: RandomState,
 }
 
-impl Comers {
+impl Arrivals {
     /// Of so many connections half may be at the row of one lock.
     pub(crate) fn new(connections: usize) -> Self {
-        Self { doors: std::array::from_fn(|_| Semaphore::new((connections / 2).max(1))), hasher: RandomState::new() }
+        Self { rooms: std::array::from_fn(|_| Semaphore::new((connections / 2).max(1))), hasher: RandomState::new() }
     }
 
     /// Waits for room. A claim that has a place needs none: it has waited, and its turn may have come.
     async fn enter(&self, key: &LockKey, bound: Bound) -> Result<SemaphorePermit<'_>> {
-        let door = usize::try_from(self.hasher.hash_one(key) % self.doors.len() as u64).unwrap_or_default();
-        let entered = timeout_at(bound.at, self.doors[door].acquire()).await;
+        let room = usize::try_from(self.hasher.hash_one(key) % self.rooms.len() as u64).unwrap_or_default();
+        let entered = timeout_at(bound.at, self.rooms[room].acquire()).await;
         entered.ok().and_then(std::result::Result::ok).ok_or_else(|| error::busy(bound.whole))
     }
 }
@@ -155,7 +155,7 @@ impl MySqlStore {
             None => (ConnectionClass::Common, None),
         };
         let _room = if from.is_none() && (is_new || !waits) {
-            Some(self.comers.enter(&request.claim.key, bound).await?)
+            Some(self.arrivals.enter(&request.claim.key, bound).await?)
         } else {
             None
         };
