@@ -26,7 +26,7 @@ use tokio::{
     task::AbortHandle,
     time::timeout,
 };
-use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, StateWatcher};
+use zookeeper_client::{self as zk, Client, CreateMode, CreateOptions, StateWatcher};
 
 use crate::{
     client::{
@@ -39,7 +39,7 @@ use crate::{
     },
     config::ZkConfig,
     wire::{
-        error::{self, Failure, Sent},
+        error::{Failure, read_only},
         name::Names,
     },
 };
@@ -51,9 +51,7 @@ const SWEEPS: u32 = 3;
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) names: Names,
-    id: i64,
     config: ZkConfig,
-    acls: Acls<'static>,
     proof: Mutex<Proof>,
     /// Tells of reconnections that the proof has not been told of yet.
     moves: Mutex<StateWatcher>,
@@ -102,9 +100,7 @@ impl Session {
         let proof = Proof::new(opened, config.clock.now(), client.session_timeout());
         let (last, kept) = oneshot::channel();
         let session = Arc::new_cyclic(|itself| Self {
-            id: client.session_id().0,
             config: config.clone(),
-            acls: config.acls(),
             proof: Mutex::new(proof),
             moves: Mutex::new(client.state_watcher()),
             names,
@@ -125,7 +121,7 @@ impl Session {
             client,
         });
         let own = Box::pin(session.client.list_ephemerals(session.names.root()));
-        session.read(config.timeout, own).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        session.read(config.timeout, own).await.map_err(|failure| read_only(&failure))?;
         let states = session.client.state_watcher();
         let task =
             tokio::spawn(heartbeat::live(Arc::downgrade(&session), states, Arc::clone(&session.poke), kept, slot));
@@ -145,7 +141,7 @@ impl Session {
 
     /// Whether `owner`, of a node's stat, is this session.
     pub(crate) fn owns(&self, owner: i64) -> bool {
-        owner == self.id
+        owner == self.client.session_id().0
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -244,7 +240,7 @@ impl Session {
     }
 
     pub(crate) fn options(&self, mode: CreateMode) -> CreateOptions<'static> {
-        mode.with_acls(self.acls)
+        mode.with_acls(self.config.acls())
     }
 
     /// Awaits the answer to a request that reads.

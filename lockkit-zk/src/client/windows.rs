@@ -11,7 +11,7 @@ use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 use crate::{
     client::session::Session,
     wire::{
-        error::{self, Failure, Sent, unless_gone},
+        error::{Failure, lasting, read_only, unless_gone},
         name::Names,
         window::{self, Window},
     },
@@ -63,7 +63,7 @@ impl Session {
         bound: Duration,
     ) -> Result<Option<(Vec<u8>, zk::Stat)>> {
         let path = format!("{lock}/{}", window::node(token));
-        self.data(&path, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))
+        self.data(&path, bound).await.map_err(|failure| read_only(&failure))
     }
 
     /// The records of all windows of a lock with these children, but for those that are gone by now.
@@ -156,16 +156,17 @@ impl Session {
 
     /// Removes a window of the list, if it is over.
     async fn sweep_window(&self, node: &str, now: i64, bound: Duration) -> Result<()> {
-        let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
         let Some((_, token)) = Names::listed_window(node) else { return Ok(()) };
         let path = format!("{}/{node}", self.names.windows());
-        let Some((lock, _)) = self.data(&path, bound).await.map_err(failed)? else { return Ok(()) };
+        let Some((lock, _)) = self.data(&path, bound).await.map_err(|failure| lasting(&failure))? else {
+            return Ok(());
+        };
         let lock = self.names.in_root(&String::from_utf8_lossy(&lock));
         match self.record(&lock, &token, bound).await? {
             Some(record) if !record.left(now).is_zero() => {}
-            Some(record) => _ = self.remove(&lock, &record, bound).await.map_err(failed)?,
+            Some(record) => _ = self.remove(&lock, &record, bound).await.map_err(|failure| lasting(&failure))?,
             // It was removed by whoever got the lock, or ended by somebody.
-            None => _ = self.delete(&path, bound).await.map_err(failed)?,
+            None => _ = self.delete(&path, bound).await.map_err(|failure| lasting(&failure))?,
         }
         Ok(())
     }

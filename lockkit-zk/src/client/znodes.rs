@@ -8,7 +8,7 @@ use zookeeper_client::{self as zk, CreateMode, MultiWriter, Stat};
 use crate::{
     client::session::Session,
     wire::{
-        error::{self, Failure, Sent, unless_gone},
+        error::{self, Failure, Sent, doubtful, lasting, unless_gone},
         fence::FenceRecord,
         name,
         queue::{self, FENCE, FIRST},
@@ -157,7 +157,7 @@ impl Session {
         }
         let path = format!("{lock}/{}", FENCE);
         let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
-        let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let (data, stat) = read.map_err(|failure| doubtful(&failure))?;
         let odd = || {
             Error::new(
                 ErrorKind::Unexpected,
@@ -179,15 +179,14 @@ impl Session {
         own: (&str, Value),
         bound: Duration,
     ) -> Result<bool> {
-        let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
         let mut both = self.client.new_multi_writer();
         self.add_fence_record(&mut both, lock, record, version)
             .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
-            .map_err(|e| failed(e.into()))?;
+            .map_err(|e| lasting(&e.into()))?;
         match self.commit(both, bound).await {
             Ok(()) => Ok(true),
             Err(failure) if failure.is_answer() => Ok(false),
-            Err(failure) => Err(failed(failure)),
+            Err(failure) => Err(lasting(&failure)),
         }
     }
 

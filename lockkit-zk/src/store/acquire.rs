@@ -16,7 +16,7 @@ use crate::{
     },
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent, unless_gone},
+        error::{self, Failure, doubtful, unless_gone},
         fence::{self, FenceRecord},
         name,
         queue::{self, Position},
@@ -172,7 +172,7 @@ impl<'a> Acquisition<'a> {
                 }
             }
             (self.asked, self.leader) = (self.session.now(), None);
-            queue.children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
+            queue.children = self.list().await.map_err(|failure| doubtful(&failure))?;
         }
     }
 
@@ -193,7 +193,7 @@ impl<'a> Acquisition<'a> {
         if self.session.proven() < self.session.now() + self.request.ttl / 3 {
             // It was a long wait. Whoever is to rely on the lease should have something of it.
             let sign = self.session.sign_of_life(self.bound).await;
-            sign.map_err(|failure| self.doubtful(&failure))?;
+            sign.map_err(|failure| doubtful(&failure))?;
         }
         if !self.hold(&queue.node, granted) {
             // Its release was asked for while nobody polled this, and may come to nothing.
@@ -258,7 +258,7 @@ impl<'a> Acquisition<'a> {
         let sent = self.session.now();
         let written = Box::pin(self.session.client.set_data(&path, text.as_bytes(), None));
         let written = unless_gone(self.session.lead(sent, self.bound, written).await);
-        written.map(|written| written.is_some()).map_err(|failure| self.doubtful(&failure))
+        written.map(|written| written.is_some()).map_err(|failure| doubtful(&failure))
     }
 
     /// Gives up the place in the queue: those who use the lock must agree on how many permits there are.
@@ -280,7 +280,7 @@ impl<'a> Acquisition<'a> {
     /// at any time: whoever asks again with the same claim must not take it for a place in the queue.
     pub(crate) async fn undo(&self, node: &Node) -> Result<()> {
         self.session.update(self.token, |claimed| claimed.releasing = true);
-        self.delete(&node.name).await.map_err(|failure| self.doubtful(&failure))?;
+        self.delete(&node.name).await.map_err(|failure| doubtful(&failure))?;
         self.session.claims().remove(self.token);
         Ok(())
     }
@@ -292,11 +292,6 @@ impl<'a> Acquisition<'a> {
 
     pub(crate) async fn list(&self) -> Result<Vec<String>, Failure> {
         self.session.list(&self.lock, self.bound).await
-    }
-
-    /// The error of a request after which the claim may have a node.
-    pub(crate) fn doubtful(&self, failure: &Failure) -> Error {
-        error::map(failure, Sent::Yes)
     }
 
     /// The node of the claim was deleted by somebody else, who may delete again what has this token; or the session is over.

@@ -9,7 +9,7 @@ use crate::{
     client::claims::{Node, Stage},
     store::acquire::{Acquisition, undone},
     wire::{
-        error::{Failure, unless_gone},
+        error::{Failure, doubtful, unless_gone},
         queue::FENCE,
     },
 };
@@ -47,7 +47,7 @@ impl Acquisition<'_> {
                 // Somebody deleted the node; or else is in the directory, or was and has left something.
                 if failure.is(&zk::Error::NoNode) { self.vanished() } else { Ok(undone(None, PAUSE)) }.map(Some)
             }
-            Err(failure) => Err(self.doubtful(&failure)),
+            Err(failure) => Err(doubtful(&failure)),
         }
     }
 

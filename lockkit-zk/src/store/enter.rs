@@ -10,7 +10,11 @@ use crate::{
         watched::{Use, Watched, changed},
     },
     store::acquire::{Acquisition, QueueView},
-    wire::{error::Failure, name, queue, value::Value},
+    wire::{
+        error::{Failure, doubtful},
+        name, queue,
+        value::Value,
+    },
 };
 
 /// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
@@ -27,12 +31,12 @@ impl Acquisition<'_> {
                 return Ok(None);
             }
             Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
-                let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
+                let children = self.list().await.map_err(|failure| doubtful(&failure))?;
                 return Ok(children.contains(&node.name).then_some(QueueView { node, children }));
             }
             Some(Claimed { stage: Stage::Gone, .. }) => return Ok(None),
             Some(Claimed { stage: Stage::Asked, .. }) => {
-                if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
+                if let Some(queue) = self.find().await.map_err(|failure| doubtful(&failure))? {
                     return self.without_strays(queue).await.map(Some);
                 }
                 if self.session.claimed(self.token).is_none() {
@@ -62,7 +66,7 @@ impl Acquisition<'_> {
                 Err(failure) if failure.is(&zk::Error::NoNode) => {
                     self.session.make_lock(&self.lock, self.bound).await.map_err(|e| self.nothing_made(e))?;
                 }
-                Err(failure) => return Err(self.nothing_made(self.doubtful(&failure))),
+                Err(failure) => return Err(self.nothing_made(doubtful(&failure))),
             }
         }
         let vanishes = "the directory of the lock vanishes as soon as it is made";
@@ -149,7 +153,7 @@ impl Acquisition<'_> {
         let strays: Vec<_> =
             queue::of_claim(&queue.children, &self.protection).filter(|node| node != own).map(str::to_owned).collect();
         for stray in &strays {
-            self.delete(stray).await.map_err(|failure| self.doubtful(&failure))?;
+            self.delete(stray).await.map_err(|failure| doubtful(&failure))?;
         }
         queue.children.retain(|child| !strays.contains(child));
         Ok(queue)

@@ -10,7 +10,7 @@ use crate::{
     client::{driver::Answer, session::Session, windows},
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent, unless_gone},
+        error::{Failure, read_only, unless_gone},
         fence::FenceRecord,
         name,
         queue::{self, FENCE},
@@ -198,8 +198,4 @@ fn present<T>(read: Result<T, Failure>) -> Result<Option<T>> {
 
 fn children(listed: Result<Vec<String>, Failure>) -> Result<Vec<String>> {
     Ok(present(listed)?.unwrap_or_default())
-}
-
-fn read_only(failure: &Failure) -> Error {
-    error::map(failure, Sent::ReadOnly)
 }

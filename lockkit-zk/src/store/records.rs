@@ -17,7 +17,7 @@ use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 use crate::{
     client::session::Session,
     store::ZkStore,
-    wire::error::{self, Failure, Sent},
+    wire::error::{self, Failure, Sent, lasting, read_only},
 };
 
 /// The length of the name of a record's child.
@@ -90,7 +90,7 @@ impl RecordNode {
     /// `None` if it is not there.
     async fn look(&self) -> Result<Option<FoundRecord>> {
         let data = self.session.data(&self.path, self.bound).await;
-        let data = data.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        let data = data.map_err(|failure| read_only(&failure))?;
         data.map(|(data, stat)| FoundRecord::parse(&data, stat.version)).transpose()
     }
 
@@ -111,7 +111,7 @@ impl RecordNode {
             // Without a root there is no record either.
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(seen.is_none()),
             Err(failure) if is_other(&failure) => Ok(false),
-            Err(failure) => Err(error::map(&failure, Sent::ReadOnly)),
+            Err(failure) => Err(read_only(&failure)),
         }
     }
 
@@ -144,7 +144,7 @@ impl RecordNode {
                 Ok(false)
             }
             Err(failure) if failure.is(&zk::Error::NoNode) || is_other(&failure) => Ok(false),
-            Err(failure) => Err(error::map_lasting(&failure, Sent::Yes)),
+            Err(failure) => Err(lasting(&failure)),
         }
     }
 

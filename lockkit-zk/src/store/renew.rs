@@ -20,7 +20,7 @@ use crate::{
     },
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent},
+        error::{self, Failure, Sent, doubtful, read_only},
         fence,
     },
 };
@@ -164,7 +164,7 @@ impl<'a> PendingRenewal<'a> {
             });
             return lose(session, claim, bound).await;
         }
-        outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
+        outcome.and_then(|()| alive.clone()).map_err(|failure| doubtful(&failure))?;
         let renewed = change_grant(session, claim, node, |grant, written| {
             *grant = self.renewed(grant);
             *written |= wrote;
@@ -213,7 +213,7 @@ impl<'a> PendingRenewal<'a> {
     /// raises them who has lost the lock. If another of those that hold it together does so at the same time, it fails, and the
     /// renewal is asked for again.
     async fn raise(&self, session: &Session, lock: &str, node: &Node, floor: Fence, bound: Duration) -> Result<()> {
-        let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let children = session.list(lock, bound).await.map_err(|failure| doubtful(&failure))?;
         let (record, version) = session.read_fence_record(lock, &children, bound).await?;
         let alone = self.renewal.claim.mode == Mode::Exclusive;
         let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
@@ -254,7 +254,7 @@ async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renew
         let message = "a lease that keeps a lock when its holder is done is not renewed: it ends by time";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    let reason = session.why_not(claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+    let reason = session.why_not(claim, bound).await.map_err(|failure| read_only(&failure))?;
     if session.claimed(&claim.token).is_some_and(|claimed| matches!(claimed.stage, Stage::Gone)) {
         session.claims().remove(&claim.token);
     }

@@ -17,7 +17,7 @@ use crate::{
     },
     store::acquire::{Acquisition, QueueView, Woken},
     wire::{
-        error::unless_gone,
+        error::{doubtful, unless_gone},
         queue::{self, Position, Until},
         value::Value,
         window,
@@ -165,7 +165,7 @@ impl<'a> Acquisition<'a> {
 
     /// What was asked of a node, or a lock; `None` if it is gone.
     pub(super) async fn seen<T>(&self, asked: Answer<'_, T>) -> Result<Option<T>> {
-        unless_gone(self.session.read(self.bound, asked).await).map_err(|failure| self.doubtful(&failure))
+        unless_gone(self.session.read(self.bound, asked).await).map_err(|failure| doubtful(&failure))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
         acquire::{Acquisition, LOOK_PAUSE, Outlook, QueueView, Woken, contention, undone},
         wait::passed,
     },
-    wire::window,
+    wire::{error::doubtful, window},
 };
 
 /// When to ask again for a lock whose directory has to be made anew when a window is over.
@@ -79,7 +79,7 @@ impl Acquisition<'_> {
         let records = records.map_err(Error::unknown_effect)?;
         let now = match self.leader {
             Some(made) => made,
-            None => self.session.leader_time().await.map_err(|failure| self.doubtful(&failure))?,
+            None => self.session.leader_time().await.map_err(|failure| doubtful(&failure))?,
         };
         let mut last = None;
         for record in records {
@@ -100,7 +100,7 @@ impl Acquisition<'_> {
         match self.session.remove(&self.lock, record, self.bound).await {
             // Who may not remove it is not kept out by it.
             Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(true),
-            removed => removed.map_err(|failure| self.doubtful(&failure)),
+            removed => removed.map_err(|failure| doubtful(&failure)),
         }
     }
 }

@@ -89,6 +89,16 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
     Error::new(kind, message).with_source(error.clone())
 }
 
+/// The same for one that only reads.
+pub(crate) fn read_only(failure: &Failure) -> Error {
+    map(failure, Sent::ReadOnly)
+}
+
+/// The same for one that may have been sent, so that there may be a node.
+pub(crate) fn doubtful(failure: &Failure) -> Error {
+    map(failure, Sent::Yes)
+}
+
 /// Maps the failure of a request whose effect does not end with the session.
 ///
 /// The driver tells all requests under way that the session is over, also those that the servers have carried out.

@@ -88,7 +88,7 @@ impl Session {
         let (sent, left) = (self.now(), self.watches.left());
         self.lead(sent, self.config.timeout, Box::pin(self.client.sync(self.names.root()))).await?;
         self.watches.settle(left);
-        if self.claims().is_empty() { Ok(()) } else { self.beat().await.map(drop) }
+        if self.claims().is_empty() { Ok(()) } else { self.leader_time().await.map(drop) }
     }
 
     /// Finds out which timeout the session has since it was announced to another server, or to the same one with another
@@ -106,15 +106,10 @@ impl Session {
         Ok(())
     }
 
-    /// What the leader's clock shows, in milliseconds since 1970, at a moment between the call and its answer: no request but a write asks for
-    /// that.
+    /// Writes to the session's own node, and proves by it that the session lives. Says when that was, by the leader's clock, in
+    /// milliseconds since 1970: no request but a write asks for that.
     pub(crate) async fn leader_time(&self) -> Result<i64, Failure> {
-        self.beat().await
-    }
-
-    /// Writes to the session's own node, and proves by it that the session lives. Says when that was, by the leader's clock.
-    async fn beat(&self) -> Result<i64, Failure> {
-        let path = self.names.session(self.id);
+        let path = self.names.session(self.client.session_id().0);
         for _ in 0..BEAT_TRIES {
             let is_made = *unpoisoned(&self.own_node);
             let beaten = if is_made { self.write_own_node(&path).await? } else { self.make_own_node(&path).await? };
