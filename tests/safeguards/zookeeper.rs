@@ -8,6 +8,7 @@ const SESSION: &str = "lockkit-zk/src/client/session.rs";
 const ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ENTER: &str = "lockkit-zk/src/store/enter.rs";
 const ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
+const GRANT: &str = "lockkit-zk/src/store/grant.rs";
 const RENEW: &str = "lockkit-zk/src/store/renew.rs";
 const FENCE: &str = "lockkit-zk/src/wire/fence.rs";
 const RELEASE: &str = "lockkit-zk/src/store/release.rs";
@@ -99,11 +100,11 @@ safeguards! {
         "When a watch is not minded any more the next renewal asks for the node"
         "self.set(&session, «false»)" => "true"
         by "lockkit-zk/zk::broken::a_break_is_heard_after_something_was_written_into_the_node";
-    zk_released_meanwhile in ACQUIRE
+    zk_released_meanwhile in GRANT
         "A claim that is being released is not granted"
         "is_ours = «!claimed.releasing»;" => "true"
         by "lockkit-zk/zk::dropped::what_is_about_to_be_released_is_not_granted";
-    zk_fence_said in ACQUIRE
+    zk_fence_said in GRANT
         "A holder whose node says its fence since a write that got no answer goes on to say it"
         "write.is_some() || «said» ||" => "false"
         by "lockkit-zk/zk::waiting::a_fence_that_was_written_without_an_answer_is_known_to_the_next";
@@ -139,7 +140,7 @@ safeguards! {
         "A reader that was a writer raises the fences from the writer's place in the queue"
         "let node = Node { name, czxid: «giver.czxid», sequence };" => "giver.czxid + 1000"
         by "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers";
-    span_of_a_node in ACQUIRE
+    span_of_a_node in GRANT
         "A node says for how many fences its lease was granted, also if it was made for fewer"
         "!claimed.written || «claimed.span != self.request.fence.span»" => "false"
         by "lockkit-zk/zk::downgrades::the_readers_fence_lies_above_all_that_were_granted";

@@ -7,7 +7,7 @@ use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
     client::claims::{Node, Stage},
-    store::acquire::{Acquisition, undone},
+    store::attempt::{Acquisition, undone},
     wire::{
         error::{Failure, doubtful, unless_gone},
         queue::FENCE,

@@ -14,7 +14,7 @@ use crate::{
     },
     store::{
         ZkStore,
-        acquire::{Acquisition, QueueView, prepare},
+        attempt::{Acquisition, QueueView, prepare},
         in_place::{Giver, LOOKS, Replacement},
     },
     wire::{

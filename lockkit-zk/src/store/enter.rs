@@ -9,7 +9,7 @@ use crate::{
         uncontended::{QueueRequest, Watch},
         watched::{Use, Watched, changed},
     },
-    store::acquire::{Acquisition, QueueView},
+    store::attempt::{Acquisition, QueueView},
     wire::{
         error::{Failure, doubtful},
         name, queue,

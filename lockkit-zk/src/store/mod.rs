@@ -1,9 +1,11 @@
 //! The store: five questions.
 
 pub(crate) mod acquire;
+pub(crate) mod attempt;
 pub(crate) mod directory;
 pub(crate) mod downgrade;
 pub(crate) mod enter;
+pub(crate) mod grant;
 pub(crate) mod in_place;
 pub(crate) mod inspect;
 pub(crate) mod keep;
@@ -17,8 +19,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Mode, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Waiting,
     store::{Reconnections, Records},
 };
 
@@ -103,18 +105,7 @@ impl LockStore for ZkStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let answer = match (self.info.admit(request), request.from, request.claim.mode) {
-            (Err(refusal), ..) => Err(refusal),
-            (Ok(()), None, _) => acquire::acquire(self, request).await,
-            (Ok(()), Some(from), Mode::Shared) => Box::pin(downgrade::downgrade(self, request, from)).await,
-            (Ok(()), Some(from), _) => Box::pin(keep::keep(self, request, from)).await,
-        };
-        if answer.is_err() {
-            // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may
-            // be asked for again.
-            self.sessions.was_not_held(&request.claim.token);
-        }
-        answer.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+        acquire::acquire(self, request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {

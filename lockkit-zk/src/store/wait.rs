@@ -4,6 +4,7 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     task::Poll,
+    time::Duration,
 };
 
 use lockkit_core::Result;
@@ -11,13 +12,9 @@ use tokio::time::{Instant, sleep_until};
 use zookeeper_client::EventType;
 
 use crate::{
-    client::{
-        driver::Answer,
-        watched::{Use, Watched, changed, is_ready},
-    },
-    store::acquire::{Acquisition, QueueView, Woken},
+    client::watched::{Use, changed, is_ready},
+    store::attempt::{Acquisition, QueueView},
     wire::{
-        error::{doubtful, unless_gone},
         queue::{self, Position, Until},
         value::Value,
         window,
@@ -28,10 +25,25 @@ use crate::{
 /// it wakes at each change there.
 const WATCHES: usize = 16;
 
+/// When to look again at a queue that can't be watched.
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
+
+/// How a wait ended.
+pub(crate) enum Woken {
+    /// Something changed.
+    Changed,
+    /// The only node before ours is gone, and nothing has changed since the queue was read but that.
+    Next,
+    /// There is no room for the watches that it takes.
+    Unwatched,
+    /// The caller's time is up, or the session's.
+    Over,
+}
+
 /// The news of a watch that is set.
 type News = Pin<Box<dyn Future<Output = Option<EventType>> + Send>>;
 
-impl<'a> Acquisition<'a> {
+impl Acquisition<'_> {
     /// Waits in the queue. It returns before the lock can be ours, or then; and when the caller's time is up, or the session's,
     /// whatever it is about to ask: in a long queue that changes all the time there is always something.
     pub(crate) async fn wait(&self, queue: &QueueView, until: Until<'_>, deadline: Option<Instant>) -> Result<Woken> {
@@ -152,20 +164,6 @@ impl<'a> Acquisition<'a> {
                 return Ok(Woken::Over);
             }
         }
-    }
-
-    /// Asks for the data of a node of the queue and for a watch on it, if there is room for one.
-    pub(super) fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
-        let client = &self.session.client;
-        self.session.watches.ask(path, purpose, || {
-            let answer = client.get_and_watch_data(path);
-            async { answer.await.map(|(data, _, watcher)| (data, watcher)) }
-        })
-    }
-
-    /// What was asked of a node, or a lock; `None` if it is gone.
-    pub(super) async fn seen<T>(&self, asked: Answer<'_, T>) -> Result<Option<T>> {
-        unless_gone(self.session.read(self.bound, asked).await).map_err(|failure| doubtful(&failure))
     }
 }
 

@@ -12,14 +12,24 @@ use crate::{
         windows::{self, Record},
     },
     store::{
-        acquire::{Acquisition, LOOK_PAUSE, Outlook, QueueView, Woken, contention, undone},
-        wait::passed,
+        attempt::{Acquisition, QueueView, contention, undone},
+        wait::{LOOK_PAUSE, Woken, passed},
     },
     wire::{error::doubtful, window},
 };
 
 /// When to ask again for a lock whose directory has to be made anew when a window is over.
 const PAUSE: Duration = Duration::from_secs(2);
+
+/// What a claim that is the first of its queue finds.
+pub(crate) enum Outlook {
+    /// No window that is not over.
+    Open,
+    /// Something changed while it waited.
+    Changed,
+    /// The lock is kept: the answer to the caller.
+    Kept(Attempt),
+}
 
 impl Acquisition<'_> {
     /// Lets a claim that would hold the lock wait for the end of a window, for as long as the request says; a try gives up its place. The records
