@@ -58,7 +58,7 @@ fn admitted(roster: &Roster, index: usize, look: &Examination) -> Option<Finding
     match error.kind() {
         ErrorKind::InvalidInput => Some(Finding::error(error.kind(), "twice", why, "name each server once")),
         ErrorKind::Unavailable => {
-            let advice = "wait, or make max_ttl shorter, for all clients; a durable node votes at once";
+            let advice = "wait, or make max_ttl shorter, for all clients; durable=yes if nodes always keep all that they answered";
             Some(Finding::warning("restart", why, advice))
         }
         ErrorKind::Denied => Some(Finding::error(error.kind(), "restart", why, "+info for the user")),

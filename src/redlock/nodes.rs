@@ -89,7 +89,8 @@ impl RedisNodes {
         self
     }
 
-    /// Whether a node that is not durable keeps out of votes for the longest ttl after its start; on by default.
+    /// Whether a node that may have lost leases keeps out of votes for the longest ttl after its start; on by default. It may have, unless it
+    /// is declared to be durable, or says that it is and this client knew its former run.
     ///
     /// Off, a node that restarts within a lease can let in a second holder.
     #[must_use]
@@ -102,7 +103,7 @@ impl RedisNodes {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for less than three nodes, or the same server twice; [`ErrorKind::Unsupported`] for
-    /// replicas, members of a cluster and servers that are too old; `Denied` for a wrong login; `Unavailable`, with
+    /// replicas, members of a cluster and servers that are too old; `Denied` for a wrong login, or a user who may not use `INFO`; `Unavailable`, with
     /// each node's own error, if no majority can be reached.
     pub async fn connect(self) -> Result<RedlockStore> {
         if !self.nodes.iter().all(RedisConfig::is_single) {

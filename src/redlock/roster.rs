@@ -14,14 +14,21 @@ use lockkit_redlock::{RedlockConfig, RestartPolicy};
 
 /// What the servers said of themselves on their latest connections.
 pub(super) struct Roster {
-    known: Mutex<Vec<Option<ServerFacts>>>,
+    known: Mutex<Vec<Option<Known>>>,
     restart_policies: Vec<RestartPolicy>,
     clock: Arc<dyn Clock>,
     durable: Option<bool>,
-    /// For how long after its start a node that is not durable does not vote.
+    /// For how long after its start a node does not vote that may have lost leases.
     kept_out: Duration,
     /// Fences were said to be strict, so that from now on all nodes have to be durable.
     strict: AtomicBool,
+}
+
+/// A run of a server.
+#[derive(Clone)]
+struct Known {
+    facts: ServerFacts,
+    is_whole: bool,
 }
 
 impl Roster {
@@ -44,23 +51,22 @@ impl Roster {
         if facts.is_replica {
             return refuse(ErrorKind::Unsupported, "the server is a replica; a node must be independent of the others");
         }
+        let is_whole;
         {
             let mut known = unpoisoned(&self.known);
-            let same = |(other, known): (usize, &Option<ServerFacts>)| {
-                other != index && known.as_ref().is_some_and(|known| known.run_id == facts.run_id)
+            let same = |(other, known): (usize, &Option<Known>)| {
+                other != index && known.as_ref().is_some_and(|known| known.facts.run_id == facts.run_id)
             };
-            let is_known = !facts.run_id.is_empty() && known.iter().enumerate().any(same);
-            if is_known {
+            if !facts.run_id.is_empty() && known.iter().enumerate().any(same) {
                 return refuse(ErrorKind::InvalidInput, "two of the nodes are the same server");
             }
-            let mut facts = facts.clone();
-            facts.resumed = has_resumed(&facts, known[index].as_ref());
-            known[index] = Some(facts);
+            is_whole = self.is_whole(facts, known[index].as_ref());
+            known[index] = Some(Known { facts: facts.clone(), is_whole });
         }
         if !self.is_durable(index) && self.strict.load(Ordering::Acquire) {
             return refuse(ErrorKind::Unsupported, "it does not keep its data any more, as fences rely on");
         }
-        if facts.uptime >= self.kept_out || self.has_its_leases(index) {
+        if is_whole {
             return Ok(());
         }
         if facts.run_id.is_empty() {
@@ -74,7 +80,7 @@ impl Roster {
     }
 
     fn facts(&self, index: usize) -> Option<ServerFacts> {
-        unpoisoned(&self.known)[index].clone()
+        unpoisoned(&self.known)[index].as_ref().map(|known| known.facts.clone())
     }
 
     pub(super) fn is_known(&self, index: usize) -> bool {
@@ -85,9 +91,17 @@ impl Roster {
         self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
     }
 
-    /// Whether what the node answered before its last start is there, as far as it says.
-    fn has_its_leases(&self, index: usize) -> bool {
-        self.durable == Some(true) || self.is_durable(index) && self.facts(index).is_some_and(|facts| facts.resumed)
+    /// Whether a run of a node has all leases that the node granted before and that may still be believed in. It does if they must have lapsed
+    /// by now. Else only this tells: it began with a log, and the run before it, which this client knows, had all leases and logged
+    /// them. A new log in the place of a lost one has none of them; and a log of an unknown run may have been begun after they were granted.
+    fn is_whole(&self, facts: &ServerFacts, former: Option<&Known>) -> bool {
+        let logs = |facts: &ServerFacts| self.durable.or(facts.durable) == Some(true);
+        let by_itself = facts.uptime >= self.kept_out || self.durable == Some(true);
+        by_itself
+            || former.is_some_and(|former| {
+                let is_same_run = former.facts.run_id == facts.run_id;
+                former.is_whole && (is_same_run || facts.began_with_log && logs(facts) && logs(&former.facts))
+            })
     }
 
     pub(super) fn restart_policy(&self, index: usize) -> RestartPolicy {
@@ -112,16 +126,6 @@ impl Roster {
             warnings.push(format!("the user may not use INFO: {why}"));
         }
         warnings
-    }
-}
-
-/// Whether a server's process began with all that the one before it had answered. A rewrite of the log hides that; what was known of
-/// the same process stays true. One that was not durable may have left an older log behind.
-fn has_resumed(facts: &ServerFacts, former: Option<&ServerFacts>) -> bool {
-    match former {
-        Some(same) if same.run_id == facts.run_id => same.resumed || facts.resumed,
-        Some(other) => facts.resumed && other.durable == Some(true),
-        None => facts.resumed,
     }
 }
 
@@ -153,22 +157,34 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_node_votes_at_once_if_it_began_with_what_a_durable_run_had_written() {
+    fn a_durable_node_votes_at_once_where_its_former_run_is_known_to_have_had_all_leases() {
         let config = RedlockConfig::new().max_ttl(Duration::from_secs(10));
-        let run = |run_id: &str, durable, resumed| {
+        let run = |run_id: &str, durable, began_with_log| {
             let mut facts = facts(4, run_id);
-            (facts.durable, facts.resumed) = (Some(durable), resumed);
+            (facts.durable, facts.began_with_log) = (Some(durable), began_with_log);
+            facts
+        };
+        let old = |durable| {
+            let mut facts = facts(60, "old");
+            facts.durable = Some(durable);
             facts
         };
         let votes = |runs: &[ServerFacts]| {
             let roster = Roster::new(3, &config, None, true);
             runs.iter().map(|facts| roster.admit(0, facts).is_ok()).collect::<Vec<_>>()
         };
-        assert_eq!(votes(&[run("a", true, true)]), [true]);
-        assert_eq!(votes(&[run("a", true, false)]), [false], "its directory may be a new one");
-        assert_eq!(votes(&[run("a", true, true), run("a", true, false)]), [true, true], "a rewrite of the log");
-        assert_eq!(votes(&[run("a", true, true), run("b", true, true)]), [true, true]);
-        assert_eq!(votes(&[run("a", false, false), run("b", true, true)]), [false, false], "an older log");
-        assert_eq!(votes(&[run("a", false, true)]), [false]);
+        assert_eq!(votes(&[old(true), run("a", true, true)]), [true, true]);
+        assert_eq!(votes(&[old(true), run("a", true, true), run("a", true, false)]), [true; 3], "a rewrite of the log");
+        assert_eq!(votes(&[old(true), run("a", true, true), run("b", true, true)]), [true; 3]);
+        assert_eq!(votes(&[run("a", true, true)]), [false], "nobody knows what its former run had lost");
+        assert_eq!(votes(&[old(true), run("a", true, false)]), [true, false], "its directory may be a new one");
+        let again = [old(true), run("a", true, false), run("b", true, true), run("b", true, true)];
+        assert_eq!(votes(&again), [true, false, false, false], "the log of a run that had not all leases");
+        assert_eq!(
+            votes(&[old(false), run("a", true, true), run("a", true, true)]),
+            [true, false, false],
+            "an older log"
+        );
+        assert_eq!(votes(&[old(true), run("a", false, true)]), [true, false]);
     }
 }

@@ -132,7 +132,8 @@ pub(crate) struct Setup {
 #[derive(Debug)]
 pub(crate) enum Target {
     Redis(RedisServer),
-    Redlock(Vec<RedisServer>),
+    /// Five nodes, and whether each keeps all that it answered.
+    Redlock(Vec<RedisServer>, bool),
     MySql(MySqlServer),
     ZooKeeper(ZooKeeperServer),
     Ensemble(ZooKeeperEnsemble),
@@ -151,7 +152,7 @@ impl Target {
                     let clock = setup.clock.as_ref().filter(|_| index == 0);
                     nodes.push(redis(RedisFlavor::Installed, setup, clock).await?);
                 }
-                Self::Redlock(nodes)
+                Self::Redlock(nodes, !setup.forgetful)
             }
             Kind::MariaDb => Self::MySql(mysql(MySqlFlavor::Installed, setup).await?),
             Kind::MySql => Self::MySql(mysql(MySqlFlavor::Newer, setup).await?),
@@ -165,7 +166,7 @@ impl Target {
     pub(crate) fn processes(&self) -> Vec<&Process> {
         match self {
             Self::Redis(server) => vec![server],
-            Self::Redlock(nodes) => nodes.iter().map(|node| &**node).collect(),
+            Self::Redlock(nodes, _) => nodes.iter().map(|node| &**node).collect(),
             Self::MySql(server) => vec![server],
             Self::ZooKeeper(server) => vec![server],
             Self::Ensemble(ensemble) => ensemble.members().iter().map(|member| &**member).collect(),
@@ -177,7 +178,9 @@ impl Target {
         let list = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         match self {
             Self::Redis(_) => format!("redis://{list}"),
-            Self::Redlock(_) => format!("redlock://{list}?max_ttl=2s"),
+            Self::Redlock(_, durable) => {
+                format!("redlock://{list}?max_ttl=2s&durable={}", if *durable { "yes" } else { "no" })
+            }
             Self::MySql(_) => format!("mysql://root@{list}/{}", MySqlServer::DATABASE),
             Self::ZooKeeper(_) | Self::Ensemble(_) => format!("zk://{list}?session=2s"),
         }
@@ -187,7 +190,7 @@ impl Target {
     pub(crate) fn redis(&self) -> &[RedisServer] {
         match self {
             Self::Redis(server) => std::slice::from_ref(server),
-            Self::Redlock(nodes) => nodes,
+            Self::Redlock(nodes, _) => nodes,
             _ => &[],
         }
     }
@@ -199,8 +202,7 @@ async fn redis(flavor: RedisFlavor, setup: &Setup, clock: Option<&ServerClock>) 
     if let Some(clock) = clock {
         options = options.clock(clock);
     }
-    // As a node of a quorum it votes at once.
-    let server = RedisServer::start_anew(options).await?;
+    let server = RedisServer::start(options).await?;
     // A server that a store refuses should fail here, and not as a storm of errors.
     drop(RedisStore::from_url(&server.url()).await?);
     Ok(server)

@@ -32,7 +32,7 @@ impl Arena {
         let answer = async {
             match &self.target {
                 Target::Redis(server) => server.command(&["PING"]).await.is_ok(),
-                Target::Redlock(nodes) => nodes[place].command(&["PING"]).await.is_ok(),
+                Target::Redlock(nodes, _) => nodes[place].command(&["PING"]).await.is_ok(),
                 Target::MySql(server) => server.admin("SELECT 1").await.is_ok(),
                 Target::ZooKeeper(server) => server.word("srvr").await.is_ok(),
                 Target::Ensemble(ensemble) => ensemble.members()[place].word("srvr").await.is_ok(),

@@ -67,16 +67,20 @@ safeguards! {
         by "lockkit-redlock/redlock::dropped::an_acquisition_without_a_connection_leaves_nothing";
     delayed_restart in ROSTER
         "A node that restarted without its data keeps out of votes for the longest ttl"
-        "if «facts.uptime >= self.kept_out || self.has_its_leases(index)» {" => "true"
+        "let by_itself = «facts.uptime >= self.kept_out || self.durable == Some(true)»;" => "true"
         by "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed";
     delayed_restart_drift in ROSTER
         "It keeps out longer than that, by the drift of clocks"
         "let kept_out = «config.max_ttl.saturating_add(drift(config.max_ttl))»;" => "config.max_ttl"
         by "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed";
     former_log in ROSTER
-        "A node is durable for the leases of its former run only if it began with the log of that"
-        "|| self.is_durable(index) && «self.facts(index).is_some_and(|facts| facts.resumed)»" => "true"
-        by "lockkit-redlock/redlock::restart::a_node_that_becomes_durable_is_one_that_may_have_lost_leases";
+        "A node keeps the leases of its former run only if it began with a log"
+        "is_same_run || «facts.began_with_log» &&" => "true"
+        by "lockkit/lib::redlock::roster::tests::a_durable_node_votes_at_once_where_its_former_run_is_known_to_have_had_all_leases";
+    former_run in ROSTER
+        "and if that run is known to have had them"
+        "|| former.«is_some_and»(|former| {" => "is_none_or"
+        by "lockkit/lib::redlock::roster::tests::a_durable_node_votes_at_once_where_its_former_run_is_known_to_have_had_all_leases";
     restart_policy in NODE
         "A node that may not vote yet is not asked"
         "if «now < votes_from» {" => "false"

@@ -260,7 +260,7 @@ impl Dialer {
         let bound = self.config.timeout;
         if let Some(vet) = &self.config.vet {
             let replies = connection.run_all(&server::questions(), bound, Sent::No).await?;
-            let facts = unpoisoned(&self.admitted).doubt(ServerFacts::read_replies(replies));
+            let facts = unpoisoned(&self.admitted).doubt(ServerFacts::read_replies(replies)?);
             (vet.0)(&facts)?;
             *unpoisoned(&self.admitted) =
                 Admitted { run_id: facts.run_id, generation: connection.generation, ended: None };

@@ -26,18 +26,30 @@ pub struct ServerFacts {
     /// Whether every write is on disk before it is answered (`appendonly yes`, `appendfsync always`, and no
     /// `no-appendfsync-on-rewrite`). `None` if it was not told, because this user may not ask.
     pub durable: Option<bool>,
-    /// Whether it is known that the process began with a log that one before it had written (`aof_base_size`, and no rewrite since).
-    /// If not, what the one before it answered may be lost: the log was switched on later, or its directory is a new one.
-    pub resumed: bool,
+    /// Whether the process began with a log (`aof_base_size`, and no rewrite since), as far as can be told. If not, what the one
+    /// before it answered may be lost: the log was switched on later, or its directory is a new one.
+    pub began_with_log: bool,
 }
 
 impl ServerFacts {
     /// Reads the replies to [`questions`]. What this user may not ask for is not known.
-    pub(crate) fn read_replies(replies: Vec<Value>) -> Self {
+    ///
+    /// # Errors
+    /// If the server answers nothing at the moment, such as `BUSY` while a script runs.
+    pub(crate) fn read_replies(replies: Vec<Value>) -> Result<Self> {
         let mut replies = replies.into_iter();
-        let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
+        let info = match replies.next() {
+            Some(Value::ServerError(refusal)) => {
+                let refusal = error::map(&refusal.into(), Sent::No);
+                if refusal.is_retryable() {
+                    return Err(refusal);
+                }
+                String::new()
+            }
+            reply => reply.and_then(|reply| redis::from_redis_value(reply).ok()).unwrap_or_default(),
+        };
         let settings = replies.next().and_then(|reply| redis::from_redis_value(reply).ok());
-        Self::read(&info, settings.as_ref())
+        Ok(Self::read(&info, settings.as_ref()))
     }
 
     /// Reads the answers to `INFO` and to `CONFIG GET`.
@@ -57,7 +69,7 @@ impl ServerFacts {
             is_replica: matches!(field(info, "role"), "slave" | "replica"),
             replicas: field(info, "connected_slaves").parse().unwrap_or(0),
             durable,
-            resumed: has_base && field(info, "aof_last_rewrite_time_sec") == "-1",
+            began_with_log: has_base && field(info, "aof_last_rewrite_time_sec") == "-1",
         }
     }
 }
@@ -222,12 +234,12 @@ mod tests {
         let facts = ServerFacts::read(info, Some(&settings("always", "no")));
         let (durable, uptime) = (Some(true), Duration::from_secs(6));
         let expected =
-            ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable, resumed: true };
+            ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable, began_with_log: true };
         assert_eq!(facts, expected);
         assert_eq!(ServerFacts::read(info, Some(&settings("everysec", "no"))).durable, Some(false));
         assert_eq!(ServerFacts::read(info, Some(&settings("always", "yes"))).durable, Some(false));
         for (from, to) in [("base_size:89", "base_size:0"), ("time_sec:-1", "time_sec:0"), ("aof_base_size:89", "")] {
-            assert!(!ServerFacts::read(&info.replace(from, to), None).resumed, "{to}");
+            assert!(!ServerFacts::read(&info.replace(from, to), None).began_with_log, "{to}");
         }
         assert_eq!(ServerFacts::read(info, None).durable, None);
         assert_eq!(ServerFacts::read(&info.replace("enabled:1", "enabled:0"), None).durable, Some(false));

@@ -58,10 +58,9 @@ async fn a_healthy_quorum_has_what_its_configuration_deserves() {
     let mut servers = Vec::new();
     for _ in 0..3 {
         let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-        servers.push(RedisServer::start_anew(options).await.expect("a server"));
+        servers.push(RedisServer::start(options).await.expect("a server"));
     }
-    // A durable node votes at once.
-    let found = findings(&at(&servers.iter().collect::<Vec<_>>())).await;
+    let found = findings(&at(&servers.iter().collect::<Vec<_>>()).delayed_restart(false)).await;
     let worse: Vec<_> = codes(&found).into_iter().filter(|(severity, _)| *severity > Severity::Ok).collect();
     assert_eq!(worse, [(Severity::Note, "password")], "{found:#?}");
     assert!(codes(&found).contains(&(Severity::Ok, "durability")));

@@ -2,11 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, ErrorKind, Fencing, LockStore, SystemClock};
+use lockkit_core::{
+    AcquireRequest, Attempt, Clock, ErrorKind, Fencing, LockStore, Release, Renewal, Renewed, SystemClock,
+};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore, RestartPolicy};
 use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer};
 
-use crate::support::{Cluster, NODE_TIMEOUT, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories};
+use crate::support::{
+    Cluster, NODE_TIMEOUT, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories, request,
+};
 
 /// The first client holds three of five nodes. One of them restarts empty, and a second client asks.
 async fn amnesia(cluster: &Cluster) -> lockkit_core::Claim {
@@ -50,7 +54,7 @@ async fn with_delayed_restart_it_is_refused_until_the_longest_ttl_is_over() {
     assert!(second.warnings().iter().any(|warning| warning.contains("votes in")), "{:?}", second.warnings());
     let theirs = claim("a");
     match attempt(&second, &theirs).await {
-        Ok(lockkit_core::Attempt::Contended(_)) => {}
+        Ok(Attempt::Contended(_)) => {}
         other => panic!("two of five nodes were free and one must not vote: {other:?}"),
     }
     tokio::time::sleep(longest + Duration::from_secs(2)).await;
@@ -98,24 +102,40 @@ async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
     let mut servers = Vec::new();
     for _ in 0..3 {
         let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-        servers.push(RedisServer::start_anew(options).await.expect("a server"));
+        servers.push(RedisServer::start(options).await.expect("a server"));
     }
-    let url = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
-    let store = lockkit::open(&format!("redlock://{url}")).await.expect("connect");
+    let hosts = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
+    // Nobody knows of a run before this one. The first client waits until all leases of it must have lapsed.
+    let (young, url) = (format!("redlock://{hosts}?max_ttl=2s"), format!("redlock://{hosts}?max_ttl=1m"));
+    let first = lockkit::open(&young).await.expect("connect");
+    assert_eq!(first.info().warnings.len(), 3, "{:?}", first.info().warnings);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (store, other) = (lockkit::open(&young).await.expect("connect"), lockkit::open(&young).await.expect("connect"));
     assert_eq!(store.info().capability.fencing, Fencing::Strict);
     assert!(store.info().warnings.is_empty(), "{:?}", store.info().warnings);
     let mine = claim("a");
-    let before = hold(&*store, &mine).await.fence;
+    let ttl = Duration::from_secs(2);
+    let asked = AcquireRequest { ttl, ..request(&mine) };
+    let Attempt::Granted(before) = store.acquire(&asked).await.expect("acquire") else { panic!("it is free") };
     for server in &servers {
         server.kill().await.expect("kill");
         server.restart(Keep::Data).await.expect("restart");
     }
-    let other = lockkit::open(&format!("redlock://{url}")).await.expect("connect");
-    contended(&*other, &claim("a")).await;
+    // They know its former run.
+    let theirs = AcquireRequest { ttl, ..request(&claim("a")) };
+    assert!(matches!(other.acquire(&theirs).await, Ok(Attempt::Contended(_))));
     // The connections of the holder are gone, so its first renewal may fail.
-    while !is_held_or_retry(&*store, &mine).await {}
-    assert!(matches!(store.release(&mine).await, Ok(lockkit_core::Release::Released { .. })));
-    assert!(hold(&*other, &claim("a")).await.fence > before);
+    while !is_held_or_retry(&*store, &mine, ttl).await {}
+    assert!(matches!(store.release(&mine).await, Ok(Release::Released { .. })));
+    let theirs = AcquireRequest { ttl, ..request(&claim("a")) };
+    let Attempt::Granted(after) = other.acquire(&theirs).await.expect("acquire") else { panic!("it is free") };
+    assert!(after.fence > before.fence);
+    // For one that does not, unless it is told.
+    let new = lockkit::open(&url).await.expect("connect");
+    assert_eq!(new.info().warnings.len(), 3, "{:?}", new.info().warnings);
+    let told = lockkit::open(&format!("{url}&durable=yes")).await.expect("connect");
+    assert!(told.info().warnings.is_empty(), "{:?}", told.info().warnings);
+    contended(&*told, &claim("a")).await;
 }
 
 /// A log that was switched on after the last start, or whose directory is a new one, says nothing of what was answered before.
@@ -133,10 +153,7 @@ async fn a_node_that_becomes_durable_is_one_that_may_have_lost_leases() {
     for other in [before, client().await] {
         for _ in 0..3 {
             let attempt = attempt(&other, &claim("a")).await;
-            assert!(
-                !matches!(attempt, Ok(lockkit_core::Attempt::Granted(_))),
-                "another has three of five: {attempt:?}"
-            );
+            assert!(!matches!(attempt, Ok(Attempt::Granted(_))), "another has three of five: {attempt:?}");
         }
     }
 }
@@ -154,8 +171,10 @@ async fn a_node_that_does_not_tell_its_age_is_refused_where_that_matters() {
     assert!(store.warnings().iter().any(|warning| warning.contains("INFO")), "{:?}", store.warnings());
 }
 
-async fn is_held_or_retry(store: &dyn LockStore, mine: &lockkit_core::Claim) -> bool {
-    crate::support::renew(store, mine).await.is_ok_and(|renewed| matches!(renewed, lockkit_core::Renewed::Held(_)))
+async fn is_held_or_retry(store: &dyn LockStore, mine: &lockkit_core::Claim, ttl: Duration) -> bool {
+    let renewed = store.renew(&[Renewal::new(mine.clone(), ttl)]).await.remove(0);
+    assert!(!matches!(renewed, Ok(Renewed::Lost(_))), "{renewed:?}");
+    renewed.is_ok()
 }
 
 #[tokio::test]
@@ -174,9 +193,7 @@ async fn a_restart_policy_takes_the_vote_of_any_store() {
     stores[0].forget_all();
     stores[2].forget_all();
     policy.no_vote_before(SystemClock.now() + Duration::from_secs(60));
-    assert!(
-        attempt(&second, &claim("a")).await.is_ok_and(|attempt| !matches!(attempt, lockkit_core::Attempt::Granted(_)))
-    );
+    assert!(attempt(&second, &claim("a")).await.is_ok_and(|attempt| !matches!(attempt, Attempt::Granted(_))));
     policy.no_vote_before(SystemClock.now());
     hold_soon(&second, &claim("a")).await;
     assert!(!is_held(&first, &mine).await);

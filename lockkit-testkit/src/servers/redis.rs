@@ -1,7 +1,7 @@
 //! Private Redis and Valkey servers.
 
 use super::{
-    Authority, Keep, Location, Probe, Process, Program, Result, ServerError, Service,
+    Authority, Location, Probe, Process, Program, Result, ServerError, Service,
     resp::{Connection, Door},
 };
 use crate::faults::ServerClock;
@@ -192,18 +192,6 @@ impl RedisServer {
         let program = options.program().locate()?;
         let process = Process::start(Redis { program, options }).await?;
         Ok(Self { process, password, door })
-    }
-
-    /// Starts a server that has been started before: it says that what its former run wrote is there, if it is kept on disk.
-    ///
-    /// # Errors
-    ///
-    /// As [`start`](Self::start).
-    pub async fn start_anew(options: RedisOptions) -> Result<Self> {
-        let server = Self::start(options).await?;
-        server.kill().await?;
-        server.restart(Keep::Data).await?;
-        Ok(server)
     }
 
     /// The URL to connect to, with the password if there is one. With TLS it takes the authority's file: `?ca=`.
