@@ -112,8 +112,8 @@ impl Pool {
     pub(crate) async fn background_connection(&self, bound: Bound) -> Result<(Closing, Connection)> {
         loop {
             if let Some(permit) = self.permit(ConnectionClass::Common) {
-                let counts = self.idle.in_flight.add(None, Some(permit), bound.at);
-                return Ok((counts, self.trusted(None, bound).await?));
+                let counted = self.idle.in_flight.add(None, Some(permit), bound.at);
+                return Ok((counted, self.trusted(None, bound).await?));
             }
             if Instant::now() >= bound.at {
                 return Err(error::busy(bound.whole));

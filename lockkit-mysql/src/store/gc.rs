@@ -7,14 +7,16 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use lockkit_core::{Error, Result, Token, store::Background};
-use tokio::sync::Mutex;
+use lockkit_core::{
+    Error, Result, Token,
+    store::{Background, unpoisoned},
+};
 
 use crate::{
     client::{
@@ -55,10 +57,18 @@ pub(crate) struct Sweeper {
     timeout: Duration,
     background: Arc<Background>,
     made: AtomicU64,
-    /// Where the next page begins, once that is known. The task that has this lock sweeps.
-    after: Mutex<Option<u64>>,
+    cursor: Mutex<Cursor>,
     /// Whether rows are to stay, or this user may not remove them.
     off: AtomicBool,
+}
+
+/// How far the sweep is.
+#[derive(Default)]
+struct Cursor {
+    /// Where the next page begins, once that is known.
+    after: Option<u64>,
+    /// One page is swept until then, unless it is done before. A task that nobody drives any more keeps it from no other for longer.
+    busy_until: Option<Instant>,
 }
 
 impl Sweeper {
@@ -68,8 +78,8 @@ impl Sweeper {
         config: &MySqlConfig,
         background: Arc<Background>,
     ) -> Self {
-        let (made, after, off) = (AtomicU64::new(0), Mutex::default(), AtomicBool::new(config.keep_rows));
-        Self { pool, statements, timeout: config.timeout, background, made, after, off }
+        let (made, cursor, off) = (AtomicU64::new(0), Mutex::default(), AtomicBool::new(config.keep_rows));
+        Self { pool, statements, timeout: config.timeout, background, made, cursor, off }
     }
 
     /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
@@ -82,26 +92,38 @@ impl Sweeper {
     }
 
     async fn sweep(&self, id: u64, has_claims: bool) {
-        // A task that nobody drives does not come to this, and keeps it from no other.
-        let Ok(mut after) = self.after.try_lock() else { return };
-        // It waits for one: where connections are few, each is in use again by now.
-        let Ok((_counts, mut connection)) = self.pool.background_connection(Bound::new(self.timeout)).await else {
-            return;
-        };
+        // One for the connection, and one for each of two steps.
+        let Some(after) = self.begin_page(3 * self.timeout) else { return };
         // Programs that make one row each begin at different places.
         let start = after.unwrap_or_else(|| below(id));
-        let removed = async {
-            if has_claims {
-                self.remove_claims(&mut connection, start).await?;
-                connection.set_bound(Bound::new(self.timeout));
-            }
-            self.remove_page(&mut connection, WEEK, start).await
-        };
-        match removed.await {
+        let removed = self.sweep_page(start, has_claims).await;
+        let mut cursor = unpoisoned(&self.cursor);
+        cursor.busy_until = None;
+        match removed {
             // The first page follows the last.
-            Ok((_, last)) => *after = Some(last.unwrap_or(0)),
+            Ok((_, last)) => cursor.after = Some(last.unwrap_or(0)),
             Err(failed) => self.off.store(!failed.is_retryable(), Ordering::Relaxed),
         }
+    }
+
+    /// Where the next page begins, as far as that is known; `None` if one is being swept.
+    fn begin_page(&self, within: Duration) -> Option<Option<u64>> {
+        let (mut cursor, now) = (unpoisoned(&self.cursor), Instant::now());
+        if cursor.busy_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        cursor.busy_until = now.checked_add(within);
+        Some(cursor.after)
+    }
+
+    async fn sweep_page(&self, start: u64, has_claims: bool) -> Result<(u64, Option<u64>)> {
+        // It waits for one: where connections are few, each is in use again by now.
+        let (_counted, mut connection) = self.pool.background_connection(Bound::new(self.timeout)).await?;
+        if has_claims {
+            self.remove_claims(&mut connection, start).await?;
+            connection.set_bound(Bound::new(self.timeout));
+        }
+        self.remove_page(&mut connection, WEEK, start).await
     }
 
     /// Removes all that is unused, page by page.

@@ -52,7 +52,7 @@ pub struct MySqlStore {
     pub(crate) queues: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
     pub(crate) ordered: order::Ordered,
-    pub(crate) arrivals: order::Arrivals,
+    pub(crate) row_turns: order::RowTurns,
     sweeper: Arc<Sweeper>,
 }
 
@@ -130,7 +130,7 @@ impl MySqlStore {
         };
         Ok(Self {
             info,
-            arrivals: order::Arrivals::new(pool.common_connections()),
+            row_turns: order::RowTurns::new(pool.common_connections()),
             pool,
             statements,
             timeout: config.timeout,

@@ -23,8 +23,8 @@ use lockkit_core::{
 };
 use sqlx::mysql::MySqlRow;
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::timeout_at,
+    sync::Notify,
+    time::{Instant, timeout},
 };
 
 use crate::{
@@ -44,6 +44,8 @@ use crate::{
 
 /// After which time a claim is to ask again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
+/// How soon a claim looks again for a turn at the row, if it hears of none.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
 /// What a renewal of shares says of a lock of which it had no row.
 const NOT_FOUND: u64 = 2;
 /// How many claims are remembered that asked in an order.
@@ -97,25 +99,65 @@ impl Ordered {
     }
 }
 
-/// Those who come to a lock, in an order or to share it. All their transactions meet at the lock's row, so that it is of no use to
-/// have many there at once; and with all connections there, nobody could keep a place, or look whose turn it is.
-pub(crate) struct Arrivals {
-    /// How many may be at the row at once, each for some locks.
-    rooms: [Semaphore; 64],
+/// Turns at the rows of locks that are shared or have an order, for claims that have no place yet. All their transactions meet at a lock's row, so
+/// that it is of no use to have many there at once; and with all connections there, nobody could keep a place, or look whose turn it is.
+pub(crate) struct RowTurns {
+    /// How many may be at one row at once: half of the connections.
+    most: usize,
+    /// Each for some locks.
+    rows: [Row; 64],
     hasher: RandomState,
 }
 
-impl Arrivals {
-    /// Of so many connections half may be at the row of one lock.
+#[derive(Default)]
+struct Row {
+    /// By when those have ended that are there. An acquisition that is not polled any more keeps its turn for no longer.
+    until: Mutex<Vec<Instant>>,
+    ended: Notify,
+}
+
+/// A turn at the row of a lock. Dropping it ends it.
+struct RowTurn<'a> {
+    row: &'a Row,
+    until: Instant,
+}
+
+impl RowTurns {
     pub(crate) fn new(connections: usize) -> Self {
-        Self { rooms: std::array::from_fn(|_| Semaphore::new((connections / 2).max(1))), hasher: RandomState::new() }
+        let most = (connections / 2).max(1);
+        Self { most, rows: std::array::from_fn(|_| Row::default()), hasher: RandomState::new() }
     }
 
-    /// Waits for room. A claim that has a place needs none: it has waited, and its turn may have come.
-    async fn enter(&self, key: &LockKey, bound: Bound) -> Result<SemaphorePermit<'_>> {
-        let room = usize::try_from(self.hasher.hash_one(key) % self.rooms.len() as u64).unwrap_or_default();
-        let entered = timeout_at(bound.at, self.rooms[room].acquire()).await;
-        entered.ok().and_then(std::result::Result::ok).ok_or_else(|| error::busy(bound.whole))
+    /// Waits for a turn, which is over at the deadline.
+    async fn turn(&self, key: &LockKey, bound: Bound) -> Result<RowTurn<'_>> {
+        let at = usize::try_from(self.hasher.hash_one(key) % self.rows.len() as u64).unwrap_or_default();
+        let row = &self.rows[at];
+        loop {
+            let now = Instant::now();
+            {
+                let mut until = unpoisoned(&row.until);
+                until.retain(|until| *until > now);
+                if until.len() < self.most {
+                    until.push(bound.at);
+                    return Ok(RowTurn { row, until: bound.at });
+                }
+            }
+            if now >= bound.at {
+                return Err(error::busy(bound.whole));
+            }
+            // The word that a turn has ended may go to an acquisition that is not polled.
+            let _ = timeout(NEXT_LOOK, row.ended.notified()).await;
+        }
+    }
+}
+
+impl Drop for RowTurn<'_> {
+    fn drop(&mut self) {
+        let mut until = unpoisoned(&self.row.until);
+        if let Some(mine) = until.iter().position(|until| *until == self.until) {
+            until.swap_remove(mine);
+            self.row.ended.notify_one();
+        }
     }
 }
 
@@ -154,8 +196,8 @@ impl MySqlStore {
             Some(from) => (ConnectionClass::Reserved, self.before_replacing(&request.claim.key, from, bound).await?),
             None => (ConnectionClass::Common, None),
         };
-        let _room = if from.is_none() && (is_new || !waits) {
-            Some(self.arrivals.enter(&request.claim.key, bound).await?)
+        let _turn = if from.is_none() && (is_new || !waits) {
+            Some(self.row_turns.turn(&request.claim.key, bound).await?)
         } else {
             None
         };

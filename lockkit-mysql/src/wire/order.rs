@@ -106,8 +106,8 @@ impl Statements {
              CAST(CASE WHEN l.token = {me} AND l.expires > {NOW} THEN 1 WHEN c.place = 0 THEN 2 WHEN c.place > 0 THEN 3 ELSE 0 END AS UNSIGNED), \
              CAST(COALESCE(c.fence, l.fence) AS UNSIGNED), CAST(COALESCE(c.span, l.span) AS UNSIGNED), \
              CAST(COALESCE(c.`count`, l.`count`) AS UNSIGNED), \
-             CAST(COALESCE(c.place <= (SELECT MIN(w.place) FROM {claims} AS w FORCE INDEX (turns) \
-             WHERE w.lock_id = @id AND w.place > 0), 1) AS UNSIGNED), \
+             CAST(COALESCE(c.place <= (SELECT w.place FROM {claims} AS w FORCE INDEX (turns) \
+             WHERE w.lock_id = @id AND w.place > 0 AND w.kept > {NOW} ORDER BY w.place LIMIT 1), 1) AS UNSIGNED), \
              {}, \
              CAST(TIMESTAMPDIFF(MICROSECOND, {NOW}, LEAST(l.expires, COALESCE((SELECT MIN(m.expires) FROM {claims} AS m \
              WHERE m.lock_id = @id AND m.place = 0), l.expires))) AS SIGNED) \
@@ -257,20 +257,20 @@ impl Statements {
     /// The same as [`lock`](Self::lock), and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
     /// look for it locks nothing.
     ///
-    /// Of places only those are looked at that are before the first one that lasts: to look through a long queue would take as long as
-    /// all else. Others that lapsed may stay behind that one, and are passed over by those who look there.
+    /// Only places before the first living one are checked, for a long queue would take long to read. Lapsed places behind it stay, and every
+    /// later read skips them.
     fn enter(&self, key: &LockKey) -> String {
         let (claims, delete) = (&self.claims, self.delete());
         format!(
             "{}{} \
-             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0, @alive = ~0; \
+             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @lapsed = 0, @first_living = ~0; \
              SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
-             SELECT place INTO @alive FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept > {NOW} \
+             SELECT place INTO @first_living FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept > {NOW} \
              ORDER BY place LIMIT 1; \
-             SELECT COUNT(*) INTO @left FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND place < @alive; \
+             SELECT COUNT(*) INTO @lapsed FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND place < @first_living; \
              {delete} WHERE c.lock_id = IF(@gone > 0, @id, NULL) AND c.place = 0 AND c.expires <= CAST(@over AS DATETIME(6)); \
-             {delete} WHERE c.lock_id = IF(@left > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
+             {delete} WHERE c.lock_id = IF(@lapsed > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
              SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
              SELECT mode INTO @kind FROM {claims} WHERE lock_id = @gate AND place = 0 LIMIT 1; ",
             self.begin(),
