@@ -1,5 +1,5 @@
-//! The name of a lock. It stands by itself, below the errors, which name the lock that they are about: that a bad name is an error
-//! is said where the other values are, in `types.rs`.
+//! The name of a lock. Errors name the lock that they are about, so that this file names no error: `new`, which returns one, is in
+//! `types.rs`.
 
 use std::{fmt, sync::Arc};
 

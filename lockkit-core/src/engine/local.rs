@@ -23,7 +23,7 @@ use super::{
     ask::Terms,
     hand_over::{HandOver, Turn},
     queue::{LocalQueue, NotYet, OVERDUE},
-    seat::{Queues, Seat},
+    seat::{LeaveQueue, Seat},
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, store::unpoisoned};
 
@@ -160,8 +160,8 @@ impl LocalQueues {
     }
 }
 
-impl Queues for LocalQueues {
-    fn left(self: Arc<Self>, key: LockKey, mut number: u64) {
+impl LeaveQueue for LocalQueues {
+    fn leave(self: Arc<Self>, key: LockKey, mut number: u64) {
         loop {
             let next_number = self.number();
             let next = {

@@ -8,7 +8,7 @@ use crate::{LockKey, Moment};
 /// The place at the head of a queue. Whoever holds it may ask the store, or holds the lease. Dropping it lets the next one
 /// up, so that no way out of an acquisition can forget to.
 pub(crate) struct Seat {
-    queues: Arc<dyn Queues>,
+    queues: Arc<dyn LeaveQueue>,
     /// `None` if there is nothing to leave any more.
     pub(super) key: Option<LockKey>,
     pub(super) number: u64,
@@ -17,13 +17,13 @@ pub(crate) struct Seat {
 }
 
 /// Where a seat is from.
-pub(super) trait Queues: Send + Sync {
+pub(super) trait LeaveQueue: Send + Sync {
     /// The seat with this number is left: the next in the queue of the lock is up. Nothing happens if others went past it.
-    fn left(self: Arc<Self>, key: LockKey, number: u64);
+    fn leave(self: Arc<Self>, key: LockKey, number: u64);
 }
 
 impl Seat {
-    pub(super) fn new(queues: Arc<dyn Queues>, key: LockKey, number: u64) -> Self {
+    pub(super) fn new(queues: Arc<dyn LeaveQueue>, key: LockKey, number: u64) -> Self {
         Self { queues, key: Some(key), number, granted: None }
     }
 }
@@ -31,7 +31,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            Arc::clone(&self.queues).left(key, self.number);
+            Arc::clone(&self.queues).leave(key, self.number);
         }
     }
 }

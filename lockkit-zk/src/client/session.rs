@@ -264,8 +264,8 @@ impl Session {
         answer
     }
 
-    /// No answer came in time. The session is over if none has come for as long as it lasts without a sign of life, though it is
-    /// connected: the driver does nothing more, or hears something, or it would have hung up, and makes nothing of it. Where it is not
+    /// No answer came in time. A session that is connected is over if no answer has come for as long as it lasts without a sign of life.
+    /// Then the driver does nothing more; or it hears something, for else it would have hung up, but makes nothing of it. Where it is not
     /// connected, a driver that goes on says within 7/5 of that time that the session has expired.
     ///
     /// - Nobody drives its runtime any more.
