@@ -77,7 +77,7 @@ safeguards! {
         "A node keeps the leases of its former run only if it began with a log"
         "is_same_run || «facts.began_with_log» &&" => "true"
         by "lockkit/lib::redlock::roster::tests::a_durable_node_votes_at_once_where_its_former_run_is_known_to_have_had_all_leases";
-    former_run in ROSTER
+    unknown_former_run in ROSTER
         "and if that run is known to have had them"
         "|| former.«is_some_and»(|former| {" => "is_none_or"
         by "lockkit/lib::redlock::roster::tests::a_durable_node_votes_at_once_where_its_former_run_is_known_to_have_had_all_leases";
