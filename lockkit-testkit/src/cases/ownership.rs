@@ -193,7 +193,7 @@ async fn grant_one_of_many(ctx: &Ctx, store: &Arc<dyn LockStore>) -> Result<Acqu
         let mine = request(&ctx.key()?, LONG)?;
         match store.acquire(&mine).await {
             Err(late) if late.is_retryable() && asked.elapsed() < AGAIN => {
-                drop(answered(|| store.release(&mine.claim)).await?)
+                answered(|| store.release(&mine.claim)).await?;
             }
             answer => {
                 assert!(matches!(answer?, Attempt::Granted(_)), "a free lock was refused");
