@@ -140,7 +140,7 @@ pub const RETRIED_AT_ONCE: usize = 64;
 /// The bound on an operation that asks for a lease of `ttl`, of a store that waits for its servers for `timeout` at most: an answer that
 /// comes later is of little use.
 #[must_use]
-pub fn bound(timeout: Duration, ttl: Duration) -> Duration {
+pub fn operation_bound(timeout: Duration, ttl: Duration) -> Duration {
     timeout.min(ttl / 4)
 }
 

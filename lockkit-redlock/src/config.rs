@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, SystemClock, store::bound};
+use lockkit_core::{Clock, SystemClock, store::operation_bound};
 
 /// How a quorum of nodes works together.
 ///
@@ -79,7 +79,7 @@ impl RedlockConfig {
     /// Longer than that of an acquisition, for nothing is won by giving up: the belief in the lease has its own deadline,
     /// a client that releases believes no more, and a majority that answers ends the wait anyway.
     pub(crate) fn patience_for(&self, ttl: Duration) -> Duration {
-        bound(Self::PATIENCE, ttl).max(self.timeout_for(ttl))
+        operation_bound(Self::PATIENCE, ttl).max(self.timeout_for(ttl))
     }
 
     /// The shortest ttl that leaves something of a lease when both rounds of an acquisition take as long as they may:

@@ -1,7 +1,7 @@
 //! The queue in front of the store: tasks of one `Locker` that want the same lock queue up here, first come, first
 //! served, and only the head talks to the store.
 //!
-//! A [`Seat`] is the place at the head. Whoever has it and is not polled is overtaken: its seat is not in force any more, and
+//! A [`Seat`] is the place at the head. A task that has it and is not polled is overtaken: its seat is not in force any more, and
 //! what it had asked the store for is released. When it is polled again, it queues up anew.
 
 use std::{

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{LockKey, Moment};
 
-/// The place at the head of a queue. Whoever holds it may ask the store, or holds the lease. Dropping it lets the next one
+/// The place at the head of a queue. The task that has it may ask the store, or holds the lease. Dropping it lets the next one
 /// up, so that no way out of an acquisition can forget to.
 pub(crate) struct Seat {
     queues: Arc<dyn LeaveQueue>,

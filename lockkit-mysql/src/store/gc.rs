@@ -93,7 +93,7 @@ impl Sweeper {
 
     async fn sweep(&self, id: u64, has_claims: bool) {
         // One for the connection, and one for each of two steps.
-        let Some(after) = self.begin_page(3 * self.timeout) else { return };
+        let Some(after) = self.begin_page(self.timeout.saturating_mul(3)) else { return };
         // Programs that make one row each begin at different places.
         let start = after.unwrap_or_else(|| below(id));
         let removed = self.sweep_page(start, has_claims).await;

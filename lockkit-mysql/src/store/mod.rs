@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
     Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Background, Reconnections, Records, bound},
+    store::{Background, Reconnections, Records, operation_bound},
 };
 
 use crate::{
@@ -239,9 +239,9 @@ impl MySqlStore {
         self.look(connection, key).await.map_err(Error::unknown_effect)
     }
 
-    /// The [bound] on an operation that asks for a lease of `ttl`.
+    /// The [bound](operation_bound) on an operation that asks for a lease of `ttl`.
     pub(crate) fn bound(&self, ttl: Duration) -> Bound {
-        Bound::new(bound(self.timeout, ttl))
+        Bound::new(operation_bound(self.timeout, ttl))
     }
 }
 

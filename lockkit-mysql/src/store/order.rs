@@ -24,7 +24,7 @@ use lockkit_core::{
 use sqlx::mysql::MySqlRow;
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout},
+    time::{Instant, timeout_at},
 };
 
 use crate::{
@@ -111,15 +111,15 @@ pub(crate) struct RowTurns {
 
 #[derive(Default)]
 struct Row {
-    /// By when those have ended that are there. An acquisition that is not polled any more keeps its turn for no longer.
-    until: Mutex<Vec<Instant>>,
+    /// The deadlines of the turns that are taken. An acquisition that is not polled any more keeps its turn for no longer.
+    deadlines: Mutex<Vec<Instant>>,
     ended: Notify,
 }
 
 /// A turn at the row of a lock. Dropping it ends it.
 struct RowTurn<'a> {
     row: &'a Row,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl RowTurns {
@@ -135,27 +135,27 @@ impl RowTurns {
         loop {
             let now = Instant::now();
             {
-                let mut until = unpoisoned(&row.until);
-                until.retain(|until| *until > now);
-                if until.len() < self.most {
-                    until.push(bound.at);
-                    return Ok(RowTurn { row, until: bound.at });
+                let mut deadlines = unpoisoned(&row.deadlines);
+                deadlines.retain(|deadline| *deadline > now);
+                if deadlines.len() < self.most {
+                    deadlines.push(bound.at);
+                    return Ok(RowTurn { row, deadline: bound.at });
                 }
             }
             if now >= bound.at {
                 return Err(error::busy(bound.whole));
             }
             // The word that a turn has ended may go to an acquisition that is not polled.
-            let _ = timeout(NEXT_LOOK, row.ended.notified()).await;
+            let _ = timeout_at(bound.at.min(now + NEXT_LOOK), row.ended.notified()).await;
         }
     }
 }
 
 impl Drop for RowTurn<'_> {
     fn drop(&mut self) {
-        let mut until = unpoisoned(&self.row.until);
-        if let Some(mine) = until.iter().position(|until| *until == self.until) {
-            until.swap_remove(mine);
+        let mut deadlines = unpoisoned(&self.row.deadlines);
+        if let Some(mine) = deadlines.iter().position(|deadline| *deadline == self.deadline) {
+            deadlines.swap_remove(mine);
             self.row.ended.notify_one();
         }
     }

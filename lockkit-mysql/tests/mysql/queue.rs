@@ -7,14 +7,16 @@ use std::{
 };
 
 use lockkit_core::{
-    Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, LockStore, Mode, Order, Query, Release, Result,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, LockStore, Mode, Order, Query, Release,
+    Result,
 };
 use lockkit_mysql::MySqlStore;
 use lockkit_testkit::servers::MySqlServer;
+use tokio::time::timeout;
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, contended, end, free, hold, lock_rows, proxied, raw, request, rival, status,
-    tests,
+    Ctx, TTL, attempt, claim, config, contended, end, eventually, free, hold, lock_rows, proxied, raw, request, rival,
+    status, tests,
 };
 
 tests! {
@@ -28,6 +30,7 @@ tests! {
     those_who_wait_are_counted_once
     a_hand_over_costs_the_server_the_same_however_many_wait
     what_somebody_keeps_locked_is_left
+    an_acquisition_that_is_not_polled_keeps_no_turn_at_the_row
     the_effect_of_an_error_is_open_while_the_claim_has_a_place
 }
 
@@ -349,4 +352,21 @@ async fn the_effect_of_an_error_is_open_while_the_claim_has_a_place(ctx: Arc<Ctx
     free(&other, &holder).await;
     let states = other.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
     assert_eq!(states[0].holders.first().and_then(|holder| holder.token), Some(exclusive.token), "{states:?}");
+}
+
+/// One of two connections for acquiring may be at the row for claims without a place. The other claim is answered when that turn is over.
+async fn an_acquisition_that_is_not_polled_keeps_no_turn_at_the_row(ctx: Arc<Ctx>) {
+    let (server, left) = (ctx.server().await, claim());
+    let store = MySqlStore::connect(config(server).connections(4).timeout(Duration::from_millis(500))).await;
+    let store = store.expect("connect");
+    granted(&store, &left).await;
+    free(&store, &left).await;
+    let mut somebody = raw(server).await;
+    lock_rows(&mut somebody, &[&left]).await;
+    let in_order = |claim: &Claim| AcquireRequest { order: Order::Fifo, ..request(claim) };
+    let (asked, other) = (in_order(&left), in_order(&rival(&left)));
+    let mut asking = std::pin::pin!(store.acquire(&asked));
+    assert!(timeout(Duration::from_millis(100), asking.as_mut()).await.is_err(), "it waits for the row");
+    end(&mut somebody).await;
+    eventually("another is answered", async || store.acquire(&other).await.is_ok()).await;
 }

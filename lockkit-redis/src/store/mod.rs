@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
     Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Reconnections, Records, bound},
+    store::{Reconnections, Records, operation_bound},
 };
 
 use crate::{
@@ -139,9 +139,9 @@ impl LockStore for RedisStore {
 }
 
 impl RedisStore {
-    /// The [bound] on an operation that asks for a lease of `ttl`.
+    /// The [bound](operation_bound) on an operation that asks for a lease of `ttl`.
     pub(crate) fn bound(&self, ttl: Duration) -> Duration {
-        bound(self.timeout, ttl)
+        operation_bound(self.timeout, ttl)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, HolderInfo, Mode, Moment, Result, StoreInfo,
-    Token, store::bound,
+    Token, store::operation_bound,
 };
 
 use crate::{
@@ -42,7 +42,7 @@ pub(super) async fn prepare(
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
     let ttl = request.ttl.min(store.sessions.session_timeout());
-    Ok((session, AcquireRequest { ttl, ..request.clone() }, bound(store.timeout(), ttl)))
+    Ok((session, AcquireRequest { ttl, ..request.clone() }, operation_bound(store.timeout(), ttl)))
 }
 
 /// One call of `acquire`.
