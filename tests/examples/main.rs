@@ -19,9 +19,8 @@ static PROGRAMS: LazyLock<BTreeMap<String, PathBuf>> = LazyLock::new(|| {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--workspace", "--examples", "--all-features"]);
     cargo.args(["--message-format", "json-render-diagnostics", "--target-dir"]).arg(target());
-    if !cfg!(debug_assertions) {
-        cargo.arg("--release");
-    }
+    // The profile of `cargo test`: with that of `cargo build`, all that has a profile of its own in tests is built once more.
+    cargo.args(["--profile", if cfg!(debug_assertions) { "test" } else { "release" }]);
     let output = cargo.stderr(Stdio::inherit()).output().expect("cargo");
     assert!(output.status.success(), "the examples do not compile");
     let program = |line| {
