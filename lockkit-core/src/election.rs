@@ -47,7 +47,7 @@ pub struct Leader {
     /// Its name, as it gave it.
     pub info: HolderInfo,
     /// The number of its term; `None` if it is not a lockkit client, or the store has no fences. A quorum may show another one than
-    /// [`Term::fence`], because its nodes count apart.
+    /// [`Term::fence`], because its nodes count apart; so may a migration, once the lease was taken along to the new store.
     pub term: Option<Fence>,
     /// What is left of its lease on the store's clock if it is not renewed; `None` if the lease does not end by time.
     pub remaining: Option<Duration>,

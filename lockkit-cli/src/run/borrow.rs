@@ -13,7 +13,7 @@ use std::{
 };
 
 use lockkit::{
-    Fence, Holder, LockKey, Locker, LossReason, Mode, Moment,
+    Holder, LockKey, Locker, LossReason, Mode, Moment,
     store::{Query, drift, unpoisoned},
 };
 use tokio::time::{sleep, timeout};
@@ -35,7 +35,6 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Borrowed {
     locker: Locker,
     pub(super) entry: Entry,
-    pub(super) fence: Fence,
     loan: LeaseLoan,
     notify: RenewalNotify,
     state: Mutex<State>,
@@ -49,7 +48,7 @@ struct State {
 
 /// What the store says about a token.
 enum Answer {
-    Holds { mode: Mode, fence: Option<Fence>, deadline: Moment },
+    Holds { mode: Mode, deadline: Moment },
     Lost(LossReason),
 }
 
@@ -66,7 +65,7 @@ pub(super) async fn borrow(
         if matches!(asked, Asked::Nobody) {
             continue;
         }
-        if let Answer::Holds { mode, fence, deadline } = question(locker, entry).await? {
+        if let Answer::Holds { mode, deadline } = question(locker, entry).await? {
             if !kind.is_covered_by(mode) {
                 let message =
                     format!("the enclosing run holds {key:?} ({mode}), which does not cover what is asked for here");
@@ -78,8 +77,7 @@ pub(super) async fn borrow(
             };
             let state = Mutex::new(State { deadline, lost: None });
             let (locker, entry, notify) = (locker.clone(), entry.clone(), notify.clone());
-            let fence = fence.unwrap_or(Fence::NONE);
-            return Ok(Some(Borrowed { locker, entry, fence, loan, notify, state }));
+            return Ok(Some(Borrowed { locker, entry, loan, notify, state }));
         }
     }
     Ok(None)
@@ -96,7 +94,7 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
         Some(holder) => {
             // Where time does not end leases, the outer run believes in it for so long after each renewal.
             let left = holder.remaining.unwrap_or(entry.lasts);
-            Answer::Holds { mode: holder.mode, fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
+            Answer::Holds { mode: holder.mode, deadline: asked + left.saturating_sub(drift(left)) }
         }
         None if holders.is_empty() => Answer::Lost(LossReason::Gone),
         None => Answer::Lost(LossReason::Taken),

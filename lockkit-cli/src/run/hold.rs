@@ -4,7 +4,7 @@ use std::{convert::Infallible, future::pending, io, os::fd::OwnedFd, time::Durat
 
 use lockkit::{Clock, Fence, Guard, Liveness, LossReason, Moment, Outcome, Status, SystemClock};
 
-use super::{borrow::Borrowed, notify::RenewalNotify};
+use super::{borrow::Borrowed, nest::Entry, notify::RenewalNotify};
 
 /// A lease with a deadline.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl HeldLease {
     }
 
     pub(super) fn borrowed(borrowed: Borrowed) -> Self {
-        let (ttl, lasts, fence) = (borrowed.entry.ttl, borrowed.entry.lasts, borrowed.fence);
+        let Entry { ttl, lasts, fence, .. } = borrowed.entry;
         Self { ttl, lasts, fence, lease: Lease::Borrowed(borrowed) }
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use lockkit::{LockKey, Token};
+use lockkit::{Fence, LockKey, Token};
 
 use crate::exit::Failure;
 
-/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:LASTS_MS:RUN` each, the key in hexadecimal digits, joined by commas.
+/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:LASTS_MS:FENCE:RUN` each, the key in hexadecimal digits, joined by commas.
 pub(super) const HELD: &str = "LOCKKIT_HELD";
 
 /// The numbers of the enclosing runs, joined by commas. By them a run knows the processes that it started.
@@ -31,6 +31,8 @@ pub(super) struct Entry {
     pub(super) ttl: Duration,
     /// How long the lease lasts if it is not renewed: on some stores not as long as was asked for.
     pub(super) lasts: Duration,
+    /// The number of the grant. The store may show another one: a quorum, or the new store of a migration, to which the lease was taken along.
+    pub(super) fence: Fence,
     /// The run that has it.
     pub(super) run: String,
 }
@@ -58,18 +60,18 @@ impl Enclosing {
 
 impl Entry {
     fn parse(text: &str) -> Option<Self> {
-        let [key, token, ttl, lasts, run] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
+        let [key, token, ttl, lasts, fence, run] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
         let key = LockKey::new(String::from_utf8(unhex(key)?).ok()?).ok()?;
         run.parse::<Token>().ok()?;
         let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
-        let (ttl, lasts) = (millis(ttl)?, millis(lasts)?);
-        Some(Self { key, token: token.parse().ok()?, ttl, lasts, run: run.to_owned() })
+        let (ttl, lasts, fence) = (millis(ttl)?, millis(lasts)?, Fence::new(fence.parse().ok()?));
+        Some(Self { key, token: token.parse().ok()?, ttl, lasts, fence, run: run.to_owned() })
     }
 
     fn text(&self) -> String {
         let key: String = self.key.as_str().bytes().map(|byte| format!("{byte:02x}")).collect();
         let (ttl, lasts) = (self.ttl.as_millis(), self.lasts.as_millis());
-        format!("{key}:{}:{ttl}:{lasts}:{}", self.token.reveal(), self.run)
+        format!("{key}:{}:{ttl}:{lasts}:{}:{}", self.token.reveal(), self.fence, self.run)
     }
 }
 
@@ -95,6 +97,7 @@ mod tests {
             token: Token::random().expect("random"),
             ttl: Duration::from_millis(1500),
             lasts: Duration::from_millis(1480),
+            fence: Fence::new(u64::MAX),
             run: run_id().expect("random"),
         };
         let held = vec![entry("plain"), entry("a:b,c=d \"é\"\n")];
@@ -106,9 +109,9 @@ mod tests {
     #[test]
     fn nonsense_is_left_out() {
         let token = run_id().expect("random");
-        for held in ["", ",", "x", "6b", &format!("6:{token}:1:1:{token}"), &format!("6b:{token}:1:1:{token}:2")] {
+        for held in ["", ",", "x", "6b", &format!("6:{token}:1:1:1:{token}"), &format!("6b:{token}:1:1:{token}")] {
             assert_eq!(Enclosing::parse(held, "7,,zz"), Enclosing::default(), "{held}");
         }
-        assert_eq!(Enclosing::parse(&format!("zz:{token},6b:{token}:1:1:{token}"), "").held.len(), 1);
+        assert_eq!(Enclosing::parse(&format!("zz:{token},6b:{token}:1:1:1:{token}"), "").held.len(), 1);
     }
 }

@@ -55,7 +55,8 @@ pub(super) async fn run_under(
     if let Lease::Own(guard, _) = &hold.lease {
         lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
         let (key, token) = (task.key.clone(), guard.token());
-        inside.held.push(Entry { key, token, ttl: hold.ttl, lasts: hold.lasts, run: run.clone() });
+        let HeldLease { ttl, lasts, fence, .. } = hold;
+        inside.held.push(Entry { key, token, ttl, lasts, fence, run: run.clone() });
     }
     let margins = Margins::of(hold.lasts);
     let ends = hold.ends();
