@@ -13,6 +13,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, HolderInfo, KeyState, LockKey, LockStore, MemoryStore,
     Mode, Query, Release, Renewal, Renewed, Result, ShiftedClock, Token,
     migrate::{Dual, Migration, Phase, Start, Tally},
+    store::{Record, Records, Swap},
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::time::sleep;
@@ -265,6 +266,48 @@ async fn what_follows_a_lease_gives_way_to_the_lease_itself() -> Result<()> {
     assert_eq!(holders.iter().map(|holder| holder.token).collect::<Vec<_>>(), [Some(claim.token)]);
     dual.release(&claim).await?;
     assert_eq!(world.new.holders("x").await?, 0);
+    Ok(())
+}
+
+/// Its URL may lead to the locks of another service, which would be kept out.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_has_not_shown_the_record_is_asked_for_no_lease() -> Result<()> {
+    #[derive(Debug)]
+    struct OfAnother(MemoryStore, AtomicBool);
+    #[async_trait]
+    impl Alter for OfAnother {
+        fn inner(&self) -> &dyn LockStore {
+            &self.0
+        }
+
+        fn records(&self) -> Vec<Box<dyn Records + '_>> {
+            if self.1.swap(false, Ordering::SeqCst) { vec![Box::new(NoAnswer)] } else { self.0.records() }
+        }
+    }
+    struct NoAnswer;
+    #[async_trait]
+    impl Records for NoAnswer {
+        async fn read(&self, _: &LockKey) -> Result<Option<Record>> {
+            Err(Error::new(ErrorKind::Unavailable, "connection refused"))
+        }
+
+        async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
+            Err(Error::new(ErrorKind::Unavailable, "connection refused"))
+        }
+    }
+    let world = World::shadowed().await?;
+    let other = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+    let new = Arc::new(Altered(OfAnother(other.clone(), AtomicBool::new(true))));
+    let dual = Dual::connect(Arc::new(world.old.clone()), new).await?;
+    for name in ["x", "y", "z"] {
+        let claim = acquire(&dual, name).await?;
+        // The next reading of the record asks the other store as well.
+        world.clock.advance(Duration::from_millis(600));
+        sleep(Duration::from_millis(600)).await;
+        renew(&dual, &claim).await?;
+    }
+    assert!(other.inspect(&Query::Prefix(String::new())).await?.is_empty());
+    assert_eq!(dual.tally(), Tally { failed: 6, ..Tally::default() });
     Ok(())
 }
 

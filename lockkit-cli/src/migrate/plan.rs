@@ -46,7 +46,7 @@ impl Assessment {
         held.retain(|lock| !Migration::is_own(&lock.key));
         let home = Migration::new(Arc::clone(&stores[0]), Arc::clone(&stores[1])).home().ok();
         let mut assessment = Self { stores, held, in_the_way: vec![], lost: vec![], advice: vec![], home, start };
-        assessment.check_stores().await;
+        assessment.check_stores().await?;
         assessment.check_ttl(start.max_ttl);
         assessment.check_held(start.max_ttl);
         assessment.compare();
@@ -54,7 +54,7 @@ impl Assessment {
     }
 
     /// Whether these two can be migrated at all.
-    async fn check_stores(&mut self) {
+    async fn check_stores(&mut self) -> Result<(), Failure> {
         if self.home.is_none() {
             self.in_the_way.push("both stores are quorums: neither can be the home of the record".to_owned());
         }
@@ -62,12 +62,15 @@ impl Assessment {
         for store in &self.stores {
             match identity(&**store).await {
                 Ok(identity) => identities.push(identity),
+                // What a store that could not be reached can do is not known either.
+                Err(error) if error.is_retryable() => return Err(error.into()),
                 Err(error) => self.in_the_way.push(format!("{} has no identity: {error}", store.info().name)),
             }
         }
         if identities.len() == 2 && identities[0] == identities[1] {
             self.in_the_way.push("both URLs lead to one and the same store".to_owned());
         }
+        Ok(())
     }
 
     fn check_ttl(&mut self, max_ttl: Duration) {

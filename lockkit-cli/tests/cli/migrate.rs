@@ -112,6 +112,27 @@ fn a_lock_is_held_all_the_way_there_and_back() {
     refused(&stores.command(&["ls"]).output().unwrap(), 78);
 }
 
+/// The new store has given a number of its own to the lease that was taken along.
+#[test]
+fn a_run_inside_has_the_fence_of_the_grant_in_each_phase() {
+    let stores = Stores::new().started();
+    let line = Line::new();
+    let inner = env!("CARGO_BIN_EXE_lockkit");
+    let script = format!(
+        "exec 3>$LINE; echo up >&3; echo $LOCKKIT_FENCE >&3; read x <$GO
+         {inner} run --key job --no-wait -- sh -c 'echo $LOCKKIT_FENCE'"
+    );
+    let mut command = stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", &script]);
+    command.stdout(Stdio::piped());
+    let running = line.start(command);
+    let granted = line.hear();
+    stores.step(&["advance", "--yes"], "both");
+    stores.held_as(&[("old", "both"), ("new", "both")]);
+    line.go();
+    let output = running.end();
+    assert_eq!((code(&output), stdout(&output).trim()), (0, granted.trim()), "{output:?}");
+}
+
 /// On ZooKeeper a lease lasts for what a renewal proves of the session: here for less than the time before its end at which CMD would
 /// have been stopped in the old store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -241,6 +262,9 @@ fn what_can_not_be_done_is_said_in_one_line() {
     refused(&stores.migrate(&["advance", "--to-phase", "newer"]), 64);
     let output = given(&["status", "--from", secret, "--to", secret]);
     assert!(!refused(&output, 69).contains("s3cret"));
+    for (from, to) in [(&*stores.old.url(), secret), (secret, &*stores.new.url())] {
+        refused(&given(&["plan", "--from", from, "--to", to]), 69);
+    }
     let both = format!("{}?fence_above=7", stores.old.url());
     assert!(refused(&given(&["status", "--from", &both, "--to", &stores.new.url()]), 64).contains("fence_above"));
     for url in

@@ -111,6 +111,10 @@ impl Registration {
     }
 
     async fn enter(&mut self, dual: &Dual) {
+        // Until it has shown the record, it may be another store (rule M6).
+        if dual.check(dual.first.home).await.is_err() {
+            return;
+        }
         let home = dual.pair.at(dual.first.home);
         for _ in 0..TRIES {
             let Ok(claim) = place() else { return };

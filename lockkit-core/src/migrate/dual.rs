@@ -21,7 +21,7 @@ use super::{
     record::{self, Phase, PhaseRecord, Side},
     rules,
     shadow::Shadow,
-    tally::Tally,
+    tally::{Answer, Tally},
 };
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
@@ -163,6 +163,10 @@ impl Dual {
 
     /// Has a lease of the old store followed by one of the new store.
     pub(super) fn follow(&self, entry: &Entry, ttl: Duration, holder: impl FnOnce() -> HolderInfo) {
+        // Its URL may lead to another service's locks (rule M6). Each reading of the record asks it once more.
+        if !self.is_checked[Side::New.index()].load(Ordering::Acquire) {
+            return self.shadow.answers.note(Answer::Failed);
+        }
         self.shadow.follow(self.pair.at(Side::New), &entry.claim, ttl, || self.mark(&holder(), Phase::Old));
         // A release that came before this has ended nothing.
         if entry.over().is_some() {

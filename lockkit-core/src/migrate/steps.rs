@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{
-    floor::{Fences, check_room, fences, floor},
+    floor::{Fences, check_room, fences, floor, reached},
     migration::{Migration, State, in_both, not_started},
     pair::overtaken,
     record::{Phase, PhaseRecord, Side, drain},
@@ -222,11 +222,20 @@ impl Migration {
         self.spread_end(&end, &mut told).await
     }
 
-    /// The floor that the next migration begins with. Fences that follow a log may be above that of this one: the step back from both at once leaves the
-    /// floor as it is, and what the log gave in both.
+    /// The floor that the next migration begins with. Fences may be above that of this one: the step back from both at once leaves the floor as it
+    /// is, and what a log gave in both, or a clock that is ahead of all others.
     async fn last_floor(&self, record: &PhaseRecord) -> Result<Fence> {
         let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();
-        if Side::ALL.iter().any(follows_log) { floor(&self.pair, record).await } else { Ok(record.floor) }
+        if Side::ALL.iter().any(follows_log) {
+            return floor(&self.pair, record).await;
+        }
+        match reached(&self.pair).await {
+            // Without what a floor is ahead: the next migration adds that.
+            Ok((highest, _)) => Ok(record.floor.max(Fence::new(highest))),
+            // There a person has set the fences.
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(record.floor),
+            Err(error) => Err(error),
+        }
     }
 
     /// Brings an end of this pair of stores where it has not come to.

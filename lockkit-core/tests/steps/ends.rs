@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Query, Release, Result,
+    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Outcome, Query, Release, Result,
     ShiftedClock, StoreInfo,
     migrate::{Drain, Dual, Fences, Migration, Phase, Side, Start},
 };
@@ -424,5 +424,30 @@ async fn a_migration_goes_on_from_the_highest_floor_of_those_before() -> Result<
     }
     let started = between(&one, &other).start(START).await?;
     assert_eq!(started.floor, Fence::new(1 << 52));
+    Ok(())
+}
+
+/// Each store's fences follow its own clock. A step back at once leaves the floor as it is, and what the clock that is ahead gave in both.
+#[tokio::test(start_paused = true)]
+async fn a_migration_goes_on_from_what_a_clock_that_is_ahead_gave() -> Result<()> {
+    let clock = Arc::new(ShiftedClock::default());
+    let [old, new, third] = [(); 3].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+    let now = Locker::new(MemoryStore::new()).lock("what time is it").acquire().await?.fence();
+    let ahead = Fence::new(now.get() + 3 * 3600 * 1_000_000);
+    let stores: [Arc<dyn LockStore>; 2] = [Arc::new(old.clone()), Arc::new(FenceAbove::new(ahead, new))];
+    let [from, to] = stores.clone();
+    let there = Migration::new(from, to);
+    let advance = |drain: Drain| clock.advance(drain.left);
+    there.start(Start { home_is_durable: true, ..START }).await?;
+    there.step(Phase::Both, advance).await?.copied?;
+    let [from, to] = stores;
+    let guard = Locker::new(Dual::connect(from, to).await?).lock("x").ttl(START.max_ttl).acquire().await?;
+    assert!(guard.fence() > ahead);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let back = there.step(Phase::Old, advance).await?;
+    assert!(back.record.floor < ahead, "nothing was taken in the new store alone");
+    there.fences_are_set().finish(advance).await?;
+    let onwards = Migration::new(Arc::new(old), Arc::new(third));
+    assert!(onwards.start(START).await?.floor > ahead);
     Ok(())
 }
