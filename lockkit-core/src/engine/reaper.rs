@@ -181,6 +181,8 @@ pub(super) struct Undo<'a> {
     armed: Option<Certainty>,
     /// What earlier requests left to be undone: a place in a queue, or a lease that may yet be granted.
     before: Option<Certainty>,
+    /// Whether the store may answer the request by several of its own: one that takes a place, and others.
+    takes_place: bool,
     /// Whether the lock is to be kept from others.
     kept: Option<Kept>,
     unsettled: Arc<Unsettled>,
@@ -206,9 +208,9 @@ impl Undo<'_> {
 
     /// A request is about to be sent; if it is abandoned, a release sent after it is final, unless an earlier one is in
     /// doubt.
-    pub(super) fn arm(&mut self) {
-        self.before = self.armed;
-        let ordered = Certainty::Ordered { failures: self.engine.failures(), again: self.before.is_some() };
+    pub(super) fn arm(&mut self, takes_place: bool) {
+        (self.before, self.takes_place) = (self.armed, takes_place);
+        let ordered = Certainty::Ordered { failures: self.engine.failures(), again: self.is_asked_again() };
         self.armed = Some(if self.before >= Some(Certainty::Doubtful) { Certainty::Twice } else { ordered });
     }
 
@@ -226,7 +228,12 @@ impl Undo<'_> {
 
     /// A request ended in an error and may yet take effect, beside what an earlier one left.
     pub(super) fn in_doubt(&mut self) {
-        self.armed = Some(if self.before.is_some() { Certainty::Twice } else { Certainty::Doubtful });
+        self.armed = Some(if self.is_asked_again() { Certainty::Twice } else { Certainty::Doubtful });
+    }
+
+    /// Whether the release may end what one request did, and another one of the same claim come behind it.
+    fn is_asked_again(&self) -> bool {
+        self.takes_place || self.before.is_some()
     }
 
     /// Whether an earlier request may yet take effect, or has a place in the store's queue.
@@ -270,7 +277,8 @@ impl Engine {
     /// The release of `claim` for the case that the caller's future is dropped; to be armed before a request is sent.
     pub(super) fn undo<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
         self.outstanding.begin();
-        Undo { engine: self, claim, ttl, armed: None, before: None, kept: None, unsettled: Arc::new(Unsettled) }
+        let unsettled = Arc::new(Unsettled);
+        Undo { engine: self, claim, ttl, armed: None, before: None, takes_place: false, kept: None, unsettled }
     }
 
     /// What an answer is worth that came just now.

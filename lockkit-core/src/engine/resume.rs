@@ -64,7 +64,7 @@ impl Engine {
         (request.fence.floor, request.from) = (terms.fence_above, Some(from));
         let mut undo = self.undo(&mine, terms.ttl);
         self.check_open()?;
-        undo.arm();
+        undo.arm(false);
         match self.heard_of(&request, start, self.store.acquire(&request).await) {
             Ok(Attempt::Granted(hold)) if self.is_useful(&hold, terms.ttl, self.now()) => {
                 self.check_open().map_err(|e| about(e.unknown_effect()))?;

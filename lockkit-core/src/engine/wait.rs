@@ -234,7 +234,7 @@ impl Acquisition<'_> {
             let Some(span) = self.span(claim.token) else { return Ok(Step::Overtaken) };
             let request = self.request(claim.clone(), span, sent);
             let doubt = self.doubts.latest();
-            undo.arm();
+            undo.arm(self.keeps_place() && !request.wait.is_zero());
             let call = self.engine.store.acquire(&request);
             let answer = self.engine.within(self.limit, &self.ask.key, call).await;
             let answer = self.engine.heard_of(&request, sent, answer);
