@@ -233,7 +233,7 @@ impl Connection {
     /// Adds what goes before a script that changes leases, where servers can take over from each other.
     pub(crate) fn push_epoch(&self, command: &mut Cmd) {
         if let Some(epoch) = &self.epoch {
-            command.arg(&epoch.mark).arg(&epoch.id);
+            command.arg(&epoch.mark).arg(&epoch.run_mark).arg(&epoch.id);
         }
     }
 

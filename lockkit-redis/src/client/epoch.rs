@@ -30,6 +30,9 @@ pub(crate) struct Epoch {
     pub(crate) note: String,
     /// What its leases are marked with: `@` and 8 hexadecimal digits.
     pub(crate) mark: String,
+    /// By whose clock the moments are that the server has noted: `@` and 8 hexadecimal digits of its run id. Two clients may know one
+    /// run by two epochs.
+    pub(crate) run_mark: String,
     /// The server's replication id.
     pub(crate) id: String,
     /// From when on it may grant.
@@ -63,10 +66,13 @@ impl Epoch {
         let odd = || error::odd_reply(Sent::No);
         let (note, left, from): (String, u64, u64) = redis::from_redis_value(reply).map_err(|_| odd())?;
         let mark = format!("@{}", note.get(..8).ok_or_else(odd)?);
-        let id = note.split(':').nth(2).ok_or_else(odd)?.to_owned();
+        let part = |at| note.split(':').nth(at).ok_or_else(odd);
+        let run_mark = format!("@{}", part(1)?.get(..8).ok_or_else(odd)?);
+        let id = part(2)?.to_owned();
         Ok(Self {
             note,
             mark,
+            run_mark,
             id,
             // Rounded up.
             grants_from: now + Duration::from_millis(left.saturating_add(u64::from(left > 0))),
@@ -104,10 +110,11 @@ mod tests {
             let number = |number: u64| Value::BulkString(number.to_string().into());
             Epoch::read(Value::Array(vec![Value::BulkString(note.into()), number(left), number(from)]), now)
         };
-        let epoch = read("0123456789:run:id:7?", 0, 7).expect("an epoch");
-        assert_eq!((&*epoch.mark, &*epoch.id, epoch.floor), ("@01234567", "id", Fence::new(7000)));
+        let epoch = read("0123456789:abcdef0123:id:7?", 0, 7).expect("an epoch");
+        assert_eq!((&*epoch.mark, &*epoch.run_mark), ("@01234567", "@abcdef01"));
+        assert_eq!((&*epoch.id, epoch.floor), ("id", Fence::new(7000)));
         assert_eq!((epoch.pause(now), epoch.grants_from), (None, now));
-        let late = read("0123456789:run:id:7", u64::MAX, u64::MAX).expect("an epoch");
+        let late = read("0123456789:abcdef0123:id:7", u64::MAX, u64::MAX).expect("an epoch");
         assert!(late.pause(now).is_some() && late.floor == Fence::new(u64::MAX));
         for note in ["", "0123456789:run"] {
             assert_eq!(read(note, 0, 7).expect_err(note).kind(), ErrorKind::Unexpected);

@@ -13,7 +13,7 @@ const WRITABLE: &str = "redis.call('DEL', KEYS[#KEYS])\n";
 const GUARD: &str = include_str!("scripts/guard.lua");
 const MARK: &str = include_str!("scripts/mark.lua");
 /// In the place of [`MARK`], where leases have none.
-const NO_MARK: &str = "local mark\n";
+const NO_MARK: &str = "local mark, run_mark\n";
 
 pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/batch.lua")]));
 /// [`BATCH`] where servers can take over from each other. Its last argument is the server's replication id.
@@ -21,8 +21,8 @@ pub(crate) static BATCH_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[GUARD, include_str!("scripts/batch.lua")]));
 pub(crate) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[NO_MARK, include_str!("scripts/renew.lua")]));
-/// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases and the server's
-/// replication id.
+/// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases, that of the server's run, and
+/// the server's replication id.
 pub(crate) static RENEW_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/renew.lua")]));
 /// Its last key is the one that [`WRITABLE`] deletes.

@@ -170,11 +170,20 @@ pub(crate) fn version(text: &str) -> Option<(u32, u32, u32)> {
 
 /// Warns of a primary that goes on alone when it is cut off from its replicas. (The field is there only if the setting
 /// is in force.)
+///
+/// Before 6.2.7 scripts are carried out all the same ([redis#10160](https://github.com/redis/redis/pull/10160)).
 pub(crate) fn judge_isolation(info: &str) -> Option<Finding> {
-    let alone = !field(info, "connected_slaves").is_empty() && field(info, "min_slaves_good_slaves").is_empty();
+    let spares_scripts = version(field(info, "redis_version")).is_some_and(|version| version < (6, 2, 7));
+    let is_set = !field(info, "min_slaves_good_slaves").is_empty();
+    let goes_on_alone = !field(info, "connected_slaves").is_empty() && (spares_scripts || !is_set);
     let summary = "a former primary that is cut off, or comes back, may still grant and renew";
-    let advice = "set min-replicas-to-write on the servers, or ?replicas= here";
-    alone.then(|| Finding::warning("isolation", summary, advice))
+    let advice = match spares_scripts {
+        true => {
+            "set min-replicas-to-write on servers of Redis 6.2.7 or newer (older ones run scripts all the same), or ?replicas= here"
+        }
+        false => "set min-replicas-to-write on the servers, or ?replicas= here",
+    };
+    goes_on_alone.then(|| Finding::warning("isolation", summary, advice))
 }
 
 /// Refuses a server that can forget that it took over before the leases of its predecessor have lapsed: a primary without
@@ -196,6 +205,17 @@ mod tests {
 
     const SOUND: &str = "# Server\r\nredis_version:7.0.15\r\narch_bits:64\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
                          role:master\r\ncluster_enabled:0\r\n";
+
+    #[test]
+    fn a_primary_whose_scripts_need_no_replicas_is_warned_of() {
+        let warned = |info: &str| judge_isolation(info).map(|finding| finding.advice.contains("6.2.7"));
+        let primary = |version: &str, set: &str| format!("redis_version:{version}\r\nconnected_slaves:1\r\n{set}");
+        const SET: &str = "min_slaves_good_slaves:1\r\n";
+        assert_eq!(warned(&primary("6.2.6", SET)), Some(true));
+        assert_eq!(warned(&primary("6.2.7", SET)), None);
+        assert_eq!(warned(&primary("7.0.15", "")), Some(false));
+        assert_eq!(warned("redis_version:6.2.6\r\n"), None, "it was not told");
+    }
 
     fn admit(info: &str) -> Result<Vec<String>> {
         Finding::admit(&judge(info, false))

@@ -313,6 +313,34 @@ async fn one_that_shares_a_lock_alone_is_one_of_those_that_share_it() {
     }
 }
 
+/// The server's clock was an hour ahead when the leases were granted, and is set right: a renewal ends them in their time, as it does
+/// with one that holds the lock alone.
+#[tokio::test]
+async fn a_renewed_lease_of_several_lasts_no_longer_than_its_ttl_after_the_clock_was_set_back() {
+    let server = Server::start().await;
+    let (store, mut root) = (server.store().await, server.raw());
+    for count in [1, 2] {
+        let readers: Vec<_> = (0..count).map(|_| Claim { mode: Mode::Shared, ..claim("a") }).collect();
+        for reader in &readers {
+            hold(&store, reader).await;
+        }
+        for key in ["lockkit:a", "{lockkit:a}:members:fence", "{lockkit:a}:leases:fence"] {
+            raw::<i64>(&mut root, &format!("PEXPIRE {key} 3600000"));
+        }
+        for reader in readers.iter().filter(|_| count > 1) {
+            raw::<f64>(&mut root, &format!("ZINCRBY {{lockkit:a}}:members:fence 3600000 {}", reader.token.reveal()));
+        }
+        for reader in &readers {
+            held(renew(&store, &renewal(reader)).await);
+        }
+        let left = raw::<u64>(&mut root, "PTTL lockkit:a");
+        assert!(left <= 10_001, "{left} ms, renewed for {TTL:?}");
+        for reader in &readers {
+            free(&store, reader).await;
+        }
+    }
+}
+
 /// What only looks like the lease of one that shares the lock alone is another client's, and stays as it is.
 #[tokio::test]
 async fn what_is_no_lease_of_ours_is_left_alone() {

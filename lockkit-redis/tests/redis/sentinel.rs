@@ -1,11 +1,14 @@
 //! The store on the primary that sentinels name.
 
 use std::{
+    num::NonZeroU32,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal, Renewed};
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fencing, LockStore, Mode, Query, Release, Renewal, Renewed,
+};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -349,6 +352,33 @@ async fn a_primary_that_goes_on_alone_is_warned_of() {
     assert!(!warned(&store(&all, "&replicas=1").await));
     all.servers()[0].command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await.expect("set");
     assert!(!warned(&store(&all, "").await));
+}
+
+/// A note that left with its slot, and came back, can give one run of a server two epochs, each with clients. Neither takes the other's
+/// moments for those of another clock, which would keep who is dead among the holders.
+#[tokio::test]
+async fn a_permit_of_the_dead_comes_back_whatever_epochs_the_others_know() {
+    let all = servers().await;
+    let primary = &all.servers()[0];
+    let before = store(&all, "").await;
+    let mode = Mode::Permit { limit: NonZeroU32::MIN.saturating_add(2) };
+    let [dead, one, other, next] = [(); 4].map(|()| Claim { mode, ..claim("a") });
+    hold(&before, &one).await;
+    let note = primary.command(&["KEYS", "*reign"]).await.expect("KEYS");
+    let said = primary.command(&["GET", &note]).await.expect("GET");
+    primary.command(&["SET", &note, &format!("ffffffff{}", &said[8..])]).await.expect("SET");
+    let after = store(&all, "").await;
+    hold(&after, &other).await;
+    let value = primary.command(&["HGET", "{lockkit:a}:leases:fence", &other.token.reveal()]).await.expect("HGET");
+    assert!(value.contains("@ffffffff:"), "the other epoch: {value}");
+    let short = AcquireRequest { ttl: Duration::from_millis(500), ..request(&dead, Duration::ZERO) };
+    granted(before.acquire(&short).await.expect("acquire"));
+    let asked = Instant::now();
+    while let Attempt::Contended(_) = attempt(&after, &next).await.expect("acquire") {
+        assert!(asked.elapsed() < Duration::from_secs(5), "its permit never lapses");
+        held(renew(&before, &renewal(&one)).await);
+        held(renew(&after, &renewal(&other)).await);
+    }
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@
 -- replace  the same, and ARGV[12]: the token of the exclusive lease in whose place the claim, one of readers, takes the lock
 -- renew    ARGV[5 .. 8]   ttl in ms, depth, tail that the value is to have (empty to leave it), floor of the counter (or empty)
 -- mark     a local that goes before: the mark that a lease must have to be renewed or replaced; nil for any
+-- run_mark a local that goes before: that of the server's run, by whose clock the moments are; nil if there is no mark
 --
 -- Returns  take   a string                 the lock is the claim's; its value
 --                 {pttl, value, place}     it is not; the claim's place in the queue from 0 on, or the one that it would have
@@ -28,7 +29,7 @@
 --          end    0                        the lease has ended
 --                 -1, -2                   there is no such lock; it is another's
 --
--- While the lock is shared its key has a value that is nobody's, "#s:<fence><mark>" or "#p<limit>:<fence><mark>", and lasts as long
+-- While the lock is shared its key has a value that is nobody's, "#s:<fence><run_mark>" or "#p<limit>:<fence><run_mark>", and lasts as long
 -- as the longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
 -- A claim that found the lock free shares it with nobody yet: the value is then "#s:<lease>" or "#p<limit>:<lease>", and the set
 -- and the hash are made once this script is run for anything but the end of that lease.
@@ -152,7 +153,7 @@ local function share(token, mode, ends, fence, lease)
   call('ZADD', members, int(ends), token)
   call('HSET', leases, token, lease)
   -- After them: without it they count for nothing.
-  local shared = '#' .. mode .. ':' .. fence .. (mark or '')
+  local shared = '#' .. mode .. ':' .. fence .. (run_mark or '')
   if value ~= shared then
     value = shared
     call('SET', lock, value, 'PX', int(ends - now))
@@ -294,7 +295,7 @@ local function is_other_limit(mode)
 end
 
 local function extend(ttl)
-  call('ZADD', members, 'XX', 'GT', int(end_of(ttl)), me)
+  call('ZADD', members, 'XX', int(end_of(ttl)), me)
   settle()
 end
 
@@ -343,7 +344,7 @@ if lone_mode then
     share(lone_token, lone_mode, now + (left < 0 and HOUR or left + 1), lone_fence, lease)
   end
 end
-if mark and sharing() and string.sub(value, -#mark) ~= mark then
+if run_mark and sharing() and string.sub(value, -#run_mark) ~= run_mark then
   -- The slot came from another member, with moments of that one's clock, or this server took over. No lease outlasts the lock's key,
   -- whose time to live `MIGRATE` moves as a duration. So all are kept for as long as that.
   write_nothing()
@@ -352,7 +353,7 @@ if mark and sharing() and string.sub(value, -#mark) ~= mark then
   for _, token in ipairs(call('ZRANGE', members, 0, -1)) do
     call('ZADD', members, 'XX', ends, token)
   end
-  value = match(value, '^[^@]*') .. mark
+  value = match(value, '^[^@]*') .. run_mark
   call('SET', lock, value, 'KEEPTTL')
 end
 local how = held()
