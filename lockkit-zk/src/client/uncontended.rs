@@ -17,6 +17,9 @@
 //! later, and the driver passes on both in that order (ZooKeeper Programmer's Guide, "What ZooKeeper Guarantees about
 //! Watches"). As long as the watch is silent when the answer to the creation is there, nothing happened to the directory
 //! before it. A watch also tells of what happened while the connection was lost.
+//!
+//! What else there may be in the directory has no number, and no watch tells of it: the fence record, and how long the lock is kept. So
+//! whoever writes one of them forgets the lock first. (Its own node stands meanwhile, so that nobody finds a list of one node.)
 
 use std::{collections::HashMap, future::Future, pin::Pin};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Claim, Error, ErrorKind, LossReason, Result, Token};
+use lockkit_core::{Claim, Error, ErrorKind, LossReason, Moment, Result, Token, store::unpoisoned};
 use zookeeper_client::{self as zk, CreateMode, MultiWriter, Stat};
 
 use crate::{
@@ -179,6 +179,8 @@ impl Session {
         own: (&str, Value),
         bound: Duration,
     ) -> Result<bool> {
+        // A claim whose node is made before the record, and which hears of it later, must not take itself for alone.
+        unpoisoned(&self.uncontended).forget(lock);
         let mut both = self.client.new_multi_writer();
         self.add_fence_record(&mut both, lock, record, version)
             .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
@@ -207,16 +209,17 @@ impl Session {
 
     /// Deletes what this session has left in queues without knowing: a request that was given up on, and whose undoing
     /// was thought to be complete, may have been carried out all the same. In a session that lives on it would block its
-    /// lock for ever.
-    pub(crate) async fn sweep(&self, bound: Duration) -> Result<(), Failure> {
+    /// lock for ever. It is `false` if the time was over before all were deleted; one is always.
+    pub(crate) async fn sweep(&self, until: Moment, bound: Duration) -> Result<bool, Failure> {
         let own = Box::pin(self.client.list_ephemerals(self.names.root()));
-        let mut swept = Ok(());
+        let mut swept = Ok(true);
         for path in self.read(bound, own).await? {
             let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
             // A claim is known before its node is asked for, and until its node is gone. It may have a second one, from a
             // creation that got no answer and was carried out after it had been asked for again.
             if token.is_some_and(|token| self.is_stray(&token, &path)) {
                 match self.delete(&path, bound).await {
+                    Ok(_) if self.now() >= until => return Ok(false),
                     Ok(_) => {}
                     // It may not be deleted, which says nothing of the others.
                     Err(failure) if failure.is(&zk::Error::NoAuth) => swept = swept.and(Err(failure)),
@@ -266,6 +269,10 @@ mod tests {
         (store, session)
     }
 
+    async fn swept(session: &Session) -> Result<bool, Failure> {
+        session.sweep(session.now() + BOUND, BOUND).await
+    }
+
     /// Makes a node of the claim.
     async fn make_node(session: &Session, claim: &Claim) -> Node {
         let lock = session.names.lock(&claim.key);
@@ -308,6 +315,22 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_sweep_ends_in_time_and_goes_on_where_it_was() {
+        let server = server().await;
+        let session = session(&server).await;
+        let left = claim();
+        for _ in 0..3 {
+            make_node(&session, &left).await;
+        }
+        for before in [3, 2, 1] {
+            let nodes = session.list(&session.names.lock(&left.key), BOUND).await.expect("list");
+            assert_eq!(nodes.len(), before);
+            assert!(!session.sweep(session.now(), BOUND).await.expect("sweep"), "there may be more");
+        }
+        assert!(session.sweep(session.now(), BOUND).await.expect("sweep"), "there is nothing left");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up() {
         let server = server().await;
         let session = session(&server).await;
@@ -323,7 +346,7 @@ mod tests {
         for claim in open.iter().chain(&closed) {
             make_node(&session, claim).await;
         }
-        let failure = session.sweep(BOUND).await.expect_err("four may not be deleted");
+        let failure = swept(&session).await.expect_err("four may not be deleted");
         assert!(failure.is(&zk::Error::NoAuth), "{failure:?}");
         for claim in &open {
             let left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
@@ -379,7 +402,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
             if left.len() <= count {
-                session.sweep(BOUND).await.expect("sweep");
+                swept(session).await.expect("sweep");
                 let mut left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
                 left.sort_by_key(|node| queue::sequence(node));
                 return left;
@@ -395,7 +418,7 @@ mod tests {
         let node = make_node(&session, &held).await;
         know(&session, &held, Stage::Held(node.clone(), grant()));
         session.end();
-        session.sweep(BOUND).await.expect("the connection is as it was");
+        swept(&session).await.expect("the connection is as it was");
         let left = session.list(&session.names.lock(&held.key), BOUND).await.expect("list");
         assert_eq!(left, [node.name], "its holder may believe in it still");
     }

@@ -1,6 +1,7 @@
 //! The queue: order, wake-ups, and places that are given up.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use lockkit_core::{AcquireRequest, Attempt, Fence, LockStore, LossReason, Release, Renewal, Renewed};
-use lockkit_testkit::faults::{Direction, Proxy};
+use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 use lockkit_zk::ZkConfig;
 use tokio::{runtime::Handle, task::block_in_place};
 use zookeeper_client::{Acls, CreateMode};
@@ -244,6 +245,29 @@ async fn the_list_is_spared_only_while_nobody_else_comes() {
             free(&other, &theirs).await;
         }
     }
+}
+
+/// The first one, which was alone, raises the fences of the lock and leaves; the next has its node already, and hears of it later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_whose_node_is_older_than_the_record_of_fences_reads_it() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for _ in 0..6 {
+        let warm = claim("a");
+        hold(&store, &warm).await;
+        free(&store, &warm).await;
+    }
+    let (first, second) = (claim("a"), claim("a"));
+    let mut high = request(&first, Duration::ZERO);
+    high.fence.floor = Fence::new(1 << 52);
+    let low = request(&second, Duration::ZERO);
+    let (mut raising, mut next) = (pin!(store.acquire(&high)), pin!(store.acquire(&low)));
+    assert!(poll_until(raising.as_mut(), 1, || {}).await.is_none());
+    assert!(poll_until(next.as_mut(), 1, || {}).await.is_none());
+    let held = granted(raising.await.expect("acquire"));
+    free(&store, &first).await;
+    let after = granted(next.await.expect("acquire"));
+    assert!(after.fence > held.fence, "{} after {}", after.fence, held.fence);
 }
 
 /// All who are before it leave while it reads who they are, and each look at two of them takes its time.
