@@ -68,8 +68,8 @@ impl RedlockConfig {
         self.node_timeout.unwrap_or_else(by_ttl)
     }
 
-    /// The limit of a renewal of a lease of `ttl`. The core waits for a sixth of the ttl, and would not hear what each
-    /// node had to say if that came later.
+    /// The limit of a renewal of a lease of `ttl`. The core takes it for doubtful after a sixth of the ttl: what each node had to say is
+    /// to be known before that.
     pub(crate) fn renewal_patience_for(&self, ttl: Duration) -> Duration {
         self.patience_for(ttl).min(ttl / 7).max(self.timeout_for(ttl))
     }
