@@ -43,6 +43,10 @@ safeguards! {
         "The claim of a request that was dropped is released once more if its place was granted the lock before"
         "Self::Ordered { again, .. } if «again» => Self::Twice" => "false"
         by "lockkit-core/queueing::a_request_behind_the_grant_of_a_place_is_released_once_more";
+    behind_a_request in REAPER
+        "So is that of a request that may have taken a place and be followed by another, in one call"
+        "«self.takes_place» || self.before.is_some()" => "false"
+        by "lockkit-core/queueing::a_request_behind_the_grant_of_a_place_is_released_once_more";
     refused in WAIT
         "A refusal burns the token, unless the claim keeps a place in a queue"
         "let keeps_token = «self.keeps_place()» && !contention.burnt;" => "true"

@@ -23,6 +23,14 @@ safeguards! {
         "So does a renewal"
         "if «!now.stands(phase, None)» {" => "false"
         by "lockkit-core/dual::renewals::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile";
+    moving_shadow_unseen in DUAL
+        "A store that has not shown the record is asked for no shadow of a lease"
+        "if «!self.is_checked[Side::New.index()].load(Ordering::Acquire)» {" => "false"
+        by "lockkit-core/shadow::a_store_that_has_not_shown_the_record_is_asked_for_no_lease";
+    moving_floor_reached in STEPS
+        "The next migration begins above what a clock that is ahead gave"
+        "Ok((highest, _)) => Ok(«record.floor.max(Fence::new(highest))»)," => "record.floor.max(Fence::new(highest.min(0)))"
+        by "lockkit-core/steps::ends::a_migration_goes_on_from_what_a_clock_that_is_ahead_gave";
     moving_shadow in RENEW
         "The shadow of a lease gives way to the lease itself"
         "«self.shadow.end_within(&renewal.claim, bound).await»;" => "()"

@@ -8,6 +8,7 @@ const REPLICAS: &str = "lockkit-redis/src/client/replicas.rs";
 const SENTINEL: &str = "lockkit-redis/src/client/sentinel.rs";
 const VOTE: &str = "lockkit-redis/src/client/vote.rs";
 const CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
+const EPOCH: &str = "lockkit-redis/src/client/epoch.rs";
 const SERVER: &str = "lockkit-redis/src/wire/server.rs";
 const LOCKER: &str = "lockkit-core/src/locker.rs";
 const RECORDS: &str = "lockkit-redis/src/store/records.rs";
@@ -18,6 +19,10 @@ safeguards! {
         r#"Script::new(&[«include_str!("scripts/batch.lua")»]));"# =>
         r#"&*include_str!("scripts/batch.lua").replace("max(fence, now, least)", "max(fence, least)").leak()"#
         by "lockkit-redis/redis::fences::no_fence_comes_twice_after_the_data_was_deleted";
+    run_mark in EPOCH
+        "Clients that know one run of a server by two epochs take each other's moments for those of one clock"
+        r#"let run_mark = «format!("@{}", part(1)?.get(..8).ok_or_else(odd)?)»;"# => "mark.clone()"
+        by "lockkit-redis/redis::sentinel::a_permit_of_the_dead_comes_back_whatever_epochs_the_others_know";
     silent in ACQUIRE
         "A waiter asks soon when the holder tells nobody of its release"
         "lapses.min(if «is_silent» { SILENT_POLL }" => "false"

@@ -20,6 +20,10 @@ const DOWNGRADE: &str = "lockkit-zk/src/store/downgrade.rs";
 const RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 safeguards! {
+    record_is_no_claim in ZNODES
+        "A claim whose node is older than the record of fences reads it"
+        "«unpoisoned(&self.uncontended).forget(lock)»;" => "drop(unpoisoned(&self.uncontended))"
+        by "lockkit-zk/zk::waiting::one_whose_node_is_older_than_the_record_of_fences_reads_it";
     proof_sent in PROOF
         "A session lives from the moment at which a request was sent"
         "self.trips.push_back(«Trip { sent, answered }»)" => "Trip { sent: answered, answered }"
