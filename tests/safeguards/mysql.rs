@@ -58,6 +58,11 @@ safeguards! {
         "A server that takes no writes tells of no lease that it is over"
         r#"«format!("{NUMBER} + {WRITABLE}")»"# => "NUMBER.to_owned()"
         by "lockkit-mysql/mysql::mariadb::a_former_primary_says_of_no_lease_that_it_is_over";
+    locked_at_the_primary in STATEMENTS
+        "A transaction at a server that takes no writes is not told that a lock is its own"
+        r#"«format!("SELECT {WRITABLE}, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE")»"# =>
+        r#"format!("SELECT 0, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE")"#
+        by "lockkit-mysql/mysql::mariadb::a_transaction_is_told_nothing_by_a_former_primary";
     refusal_shakes in CONNECTION
         "A refusal of a server makes other connections look again"
         "self.hang_up();\n                    «self.idle.broke()»;" => "()"

@@ -35,10 +35,14 @@ const OPERATION: &str = "lock in transaction";
 /// are used for the first time have to wait until the transaction ends; and it is a deadlock if two transactions lock a
 /// new name at once. Nothing is lost by that, but [`MySqlStore::lock_in_transaction`] does without.
 ///
+/// A server that is set to `read_only` gives no lock. If it is set so afterwards, a user who may write there all the same can still
+/// commit.
+///
 /// # Errors
 /// `InvalidInput` for a name that is none; [`Unavailable`](lockkit_core::ErrorKind::Unavailable) when another
 /// transaction kept the lock for too long, upon which roll the transaction back: a server with `innodb_rollback_on_timeout` has
-/// done so already, and what goes on then has none of the locks that the transaction had;
+/// done so already, and what goes on then has none of the locks that the transaction had; `Unavailable`, too, from a server that is
+/// set to `read_only`, as a former primary is;
 /// [`Deadlock`](lockkit_core::ErrorKind::Deadlock) when the server has rolled the transaction back to end a deadlock;
 /// others as the server's answer says.
 ///

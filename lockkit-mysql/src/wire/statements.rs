@@ -287,19 +287,19 @@ pub(crate) fn insert_or_lock(table: &str, name: &[u8]) -> Text {
     // transactions that both go on to an exclusive one are a deadlock.
     text(format!(
         "INSERT INTO {table} (resource_name, create_time, update_time) \
-         VALUES ({}, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE version = version",
+         VALUES ({}, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL {WRITABLE} MICROSECOND) ON DUPLICATE KEY UPDATE version = version",
         literal(name)
     ))
 }
 
-/// Reads a lock as it is, not as it was when the transaction began, and locks its row.
+/// Reads a lock as it is, not as it was when the transaction began, and locks its row. The first column is in the place of a number.
 pub(crate) fn lock_by_name(table: &str, name: &[u8]) -> Text {
-    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
+    text(format!("SELECT {WRITABLE}, {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
 }
 
 /// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it.
 pub(crate) fn lock_by_id(table: &str, id: u64) -> Text {
-    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
+    text(format!("SELECT {WRITABLE}, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
 }
 
 /// A statement in somebody else's transaction. It is sent as text, in one exchange: when the future of one that has to be

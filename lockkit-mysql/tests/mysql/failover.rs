@@ -12,12 +12,12 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query, Result,
     store::{Record, Records, Swap},
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
 use lockkit_testkit::{
     faults::{Direction, Proxy, poll_until},
     servers::{Keep, MySqlServer},
 };
-use sqlx::MySqlConnection;
+use sqlx::{Connection as _, MySqlConnection};
 use tokio::time::sleep;
 
 use crate::support::{
@@ -37,6 +37,7 @@ tests! {
     what_is_granted_while_a_server_becomes_a_replica_is_no_lease
     what_is_released_while_a_server_becomes_a_replica_may_be_held
     a_client_that_stood_still_changes_nothing_at_a_former_primary
+    a_transaction_is_told_nothing_by_a_former_primary
 }
 
 /// The administrator, who could write to a replica.
@@ -375,6 +376,25 @@ async fn a_client_that_stood_still_changes_nothing_at_a_former_primary(ctx: Arc<
             assert_eq!(contents(&server).await, before, "{what}, from poll {polls} on: {answer:?}");
             server.admin("SET GLOBAL read_only = 0").await.expect("writable");
         }
+    }
+}
+
+/// Others may have the lock at the new primary, while the transaction began at the former one, and could commit there.
+async fn a_transaction_is_told_nothing_by_a_former_primary(ctx: Arc<Ctx>) {
+    let ((former, _), (_new, store)) = tokio::join!(administrated(&ctx), administrated(&ctx));
+    let mut raw = raw(&former).await;
+    let unused = claim().key;
+    let mut transaction = raw.begin().await.expect("begin");
+    former.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    for name in ["known", unused.as_str()] {
+        is_refused(&lock_in_transaction(&mut transaction, name).await.expect_err("it may be locked elsewhere"));
+        // The row's id is that at the new primary.
+        is_refused(&store.lock_in_transaction(&mut transaction, name).await.expect_err("it may be locked elsewhere"));
+    }
+    former.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    for name in ["known", unused.as_str()] {
+        assert!(lock_in_transaction(&mut transaction, name).await.expect("lock").is_locked());
+        assert!(store.lock_in_transaction(&mut transaction, name).await.expect("lock").is_locked());
     }
 }
 
