@@ -45,6 +45,10 @@ safeguards! {
         "A claim that had nothing when it was released may come to have a place"
         "if «matches!(release, Release::Released { .. }) || read::<u64>(row, 3)? > 0» {" => "true"
         by "lockkit-mysql/mysql::mariadb::a_place_that_comes_after_its_release_is_found_by_the_next";
+    late_place_of_a_lease in RELEASE
+        "A claim whose lease has ended may come to have a place"
+        "lock.is_shared() || «lock.has_queue()»" => "false"
+        by "lockkit-mysql/mysql::mariadb::a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release";
     released_late in "lockkit-mysql/src/store/order.rs"
         "A release that ends when the server takes no writes any more has an unknown effect"
         "let rows = «still_writable(connection.transact(text, None).await?)?»;\n        let [row]" =>

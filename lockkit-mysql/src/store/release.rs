@@ -1,15 +1,11 @@
 //! Ending a lease.
 
-use lockkit_core::{Claim, Mode, Release, Result, store::Sent};
+use lockkit_core::{Claim, Error, Mode, Release, Result, store::Sent};
 
 use crate::{
     client::{connection::Bound, pool::ConnectionClass},
-    store::MySqlStore,
-    wire::{
-        name::to_column,
-        row::{LockRow, why_not},
-        value,
-    },
+    store::{MySqlStore, inspect},
+    wire::{name::to_column, row::why_not, value},
 };
 
 /// Ends a lease.
@@ -48,10 +44,13 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
             store.end_in_order(&mut connection, claim).await
         }
         0 if value::is_answer(&done, question) => {
-            let found = store.look_after(&mut connection, &claim.key).await?;
-            let may_share = found.as_ref().is_some_and(LockRow::is_shared) || store.ordered.has_forgotten();
-            if store.info.capability.shared && may_share {
-                // It may be the lease of one of those, or a place.
+            let has_claims = store.info.capability.fifo;
+            let found = inspect::read(store, &mut connection, &[&claim.key], has_claims).await;
+            let found = found.map_err(Error::unknown_effect)?.into_values().next();
+            let may_have_claim = found.as_ref().is_some_and(|lock| lock.is_shared() || lock.has_queue());
+            if has_claims && (may_have_claim || store.ordered.has_forgotten()) {
+                // It may be the lease of one of those that share the lock, or a place: what was sent for the claim before it had the lock may
+                // have come after its end.
                 return store.end_in_order(&mut connection, claim).await;
             }
             // What the claim asked for may have come meanwhile, over another connection.

@@ -105,6 +105,11 @@ impl LockRow {
         self.lease.as_ref().is_some_and(|lease| lease.token.is_none() && mode::sharers(lease.holder.as_str()).is_some())
     }
 
+    /// Whether claims wait for it in an order, if that was read.
+    pub(crate) fn has_queue(&self) -> bool {
+        self.waiters.is_some()
+    }
+
     /// The state to show; the key is known to be that of the row.
     pub(crate) fn into_state(self, key: LockKey) -> KeyState {
         // Claims that somebody has deleted by hand leave the row, which keeps others out until it lapses.

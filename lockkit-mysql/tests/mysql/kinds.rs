@@ -21,6 +21,7 @@ use crate::support::{
 tests! {
     a_waiter_that_is_gone_costs_the_rest_of_its_place
     a_place_that_comes_after_its_release_is_found_by_the_next
+    a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release
     both_hear_of_each_others_releases
     clients_that_know_nothing_of_readers_are_kept_out
     the_lease_of_a_reader_can_be_broken
@@ -61,6 +62,32 @@ async fn a_place_that_comes_after_its_release_is_found_by_the_next(ctx: Arc<Ctx>
     assert_eq!(waiters().await, Some(1));
     assert_eq!(store.release(&late).await.expect("release"), Release::NotHeld(LossReason::Taken));
     assert_eq!(waiters().await, None, "the place is still there");
+}
+
+/// The claim had the lock meanwhile, so that its client takes it for one that is over.
+async fn a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let [store, way] = [MySqlStore::connect(config(&server)).await, MySqlStore::connect(config(&server)).await];
+    let (store, way) = (store.expect("connect"), way.expect("connect"));
+    for is_released in [true, false] {
+        let late = claim();
+        let in_order = AcquireRequest { order: Order::Fifo, wait: SOON, ..request(&late) };
+        lockkit_testkit::calls::granted(store.acquire(&in_order).await.expect("acquire"));
+        if is_released {
+            free(&store, &late).await;
+        } else {
+            server.admin("UPDATE resource_lock SET token = NULL, expires = NULL").await.expect("broken");
+            lost(renew(&store, &renewal(&late)).await);
+        }
+        let next = rival(&late);
+        hold(&store, &next).await;
+        // As if this request had been on its way since before the grant.
+        contended(way.acquire(&in_order).await.expect("acquire"));
+        assert_eq!(store.release(&late).await.expect("release"), Release::NotHeld(LossReason::Taken));
+        let states = store.inspect(&Query::Keys(vec![late.key.clone()])).await.expect("inspect");
+        assert_eq!(states[0].waiters, None, "the place is still there");
+        free(&store, &next).await;
+    }
 }
 
 fn shared(of: &Claim, mode: Mode) -> Claim {
