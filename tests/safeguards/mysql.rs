@@ -49,6 +49,10 @@ safeguards! {
         "A claim whose lease has ended may come to have a place"
         "lock.is_shared() || «lock.has_queue()»" => "false"
         by "lockkit-mysql/mysql::mariadb::a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release";
+    leavers_take_turns in RELEASE
+        "Claims that leave a queue at once leave connections for renewals"
+        "let _turn = if «ends_in_order» {" => "false"
+        by "lockkit-mysql/mysql::mariadb::those_that_leave_a_queue_at_once_leave_connections_for_renewals";
     released_late in "lockkit-mysql/src/store/order.rs"
         "A release that ends when the server takes no writes any more has an unknown effect"
         "let rows = «still_writable(connection.transact(text, None).await?)?»;\n        let [row]" =>

@@ -53,6 +53,8 @@ pub struct MySqlStore {
     pub(crate) grants: Grants,
     pub(crate) ordered: order::Ordered,
     pub(crate) row_turns: order::RowTurns,
+    /// The turns of claims that leave, so that none waits behind those that come.
+    pub(crate) leave_turns: order::RowTurns,
     sweeper: Arc<Sweeper>,
 }
 
@@ -131,6 +133,7 @@ impl MySqlStore {
         Ok(Self {
             info,
             row_turns: order::RowTurns::new(pool.common_connections()),
+            leave_turns: order::RowTurns::new(pool.common_connections()),
             pool,
             statements,
             timeout: config.timeout,

@@ -99,10 +99,11 @@ impl Ordered {
     }
 }
 
-/// Turns at the rows of locks that are shared or have an order, for claims that have no place yet. All their transactions meet at a lock's row, so
-/// that it is of no use to have many there at once; and with all connections there, nobody could keep a place, or look whose turn it is.
+/// Turns at the rows of locks that are shared or have an order: for claims that have no place yet, and for those that leave. All their transactions meet
+/// at a lock's row, so that it is of no use to have many there at once; and with all connections there, nobody could keep a place, look whose
+/// turn it is, or renew a lease.
 pub(crate) struct RowTurns {
-    /// How many may be at one row at once: half of the connections.
+    /// How many may be at one row at once: half of the common connections.
     most: usize,
     /// Each for some locks.
     rows: [Row; 64],
@@ -117,7 +118,7 @@ struct Row {
 }
 
 /// A turn at the row of a lock. Dropping it ends it.
-struct RowTurn<'a> {
+pub(super) struct RowTurn<'a> {
     row: &'a Row,
     deadline: Instant,
 }
@@ -129,7 +130,7 @@ impl RowTurns {
     }
 
     /// Waits for a turn, which is over at the deadline.
-    async fn turn(&self, key: &LockKey, bound: Bound) -> Result<RowTurn<'_>> {
+    pub(super) async fn turn(&self, key: &LockKey, bound: Bound) -> Result<RowTurn<'_>> {
         let at = usize::try_from(self.hasher.hash_one(key) % self.rows.len() as u64).unwrap_or_default();
         let row = &self.rows[at];
         loop {

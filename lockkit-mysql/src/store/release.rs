@@ -19,8 +19,11 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let named_lock = if is_ordered { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
+    let ends_in_order = is_ordered && !is_alone;
+    // Many may give up at once: with all connections at one row, no lease could be renewed.
+    let _turn = if ends_in_order { Some(store.leave_turns.turn(&claim.key, bound).await?) } else { None };
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
-    if is_ordered && !is_alone {
+    if ends_in_order {
         return store.end_in_order(&mut connection, claim).await;
     }
     let token = claim.token.as_bytes().as_slice();

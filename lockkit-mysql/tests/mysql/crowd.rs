@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, LockStore, Locker, Mode, Order, Outcome, store::PLACE};
+use lockkit_core::{
+    AcquireRequest, Claim, LockStore, Locker, LossReason, Mode, Order, Outcome, Release, Renewal,
+    store::{PLACE, join_all},
+};
 use lockkit_mysql::MySqlStore;
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
@@ -19,8 +22,8 @@ use sqlx::Executor;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::support::{
-    Ctx, TTL, claim, config, eventually, eventually_within, hold, is_held, raw, renew, renewal, request, rival, status,
-    tests,
+    Ctx, TTL, claim, config, contended, end, eventually, eventually_within, hold, is_held, lock_rows, raw, renew,
+    renewal, request, rival, status, tests,
 };
 
 tests! {
@@ -29,6 +32,7 @@ tests! {
     renewals_of_many_locks_and_all_else_do_not_deadlock
     a_client_that_waits_for_the_table_of_claims_has_no_row_locked
     a_hand_over_costs_the_same_however_many_wait
+    those_that_leave_a_queue_at_once_leave_connections_for_renewals
 }
 
 /// The names of the locks, next to each other in the tables.
@@ -204,6 +208,39 @@ async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
         println!("{waiters} waiters: {:?} to come; {each} transactions and {took:?} for a hand-over", begun - came);
         assert!((1.9..3.0).contains(&each), "{each} transactions for a hand-over before {waiters}");
         tasks.shutdown().await;
+    }
+}
+
+/// They are more than there are connections, and all need one row, which somebody keeps locked.
+async fn those_that_leave_a_queue_at_once_leave_connections_for_renewals(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (held, used) = (claim(), claim());
+    // Each has the time that it takes to be one of many.
+    let store = MySqlStore::connect(config(&server).timeout(Duration::from_secs(20))).await.expect("connect");
+    hold(&store, &held).await;
+    hold(&store, &used).await;
+    let waiters: Vec<_> = (0..32).map(|_| rival(&used)).collect();
+    for waiter in &waiters {
+        let in_order = AcquireRequest { order: Order::Fifo, wait: TTL, ..request(waiter) };
+        contended(store.acquire(&in_order).await.expect("acquire"));
+    }
+    let (mut somebody, mut looks) = (raw(&server).await, raw(&server).await);
+    lock_rows(&mut somebody, &[&used]).await;
+    let leaving = join_all(waiters.iter().map(|waiter| store.release(waiter)));
+    let renewing = async {
+        let waits = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+        eventually("they wait for the row", async || looks.fetch_optional(waits).await.expect("ask").is_some()).await;
+        // Less time than the server gives those that wait for the row.
+        let soon = Renewal { ttl: Duration::from_secs(2), ..renewal(&held) };
+        let renewed = renew(&store, &soon).await;
+        end(&mut somebody).await;
+        assert!(is_held(&renewed), "{renewed:?}");
+    };
+    let (left, ()) = tokio::join!(leaving, renewing);
+    for (waiter, answer) in waiters.iter().zip(left) {
+        // The row may have been locked for too long.
+        let answer = if answer.is_err() { store.release(waiter).await } else { answer };
+        assert_eq!(answer.expect("release"), Release::NotHeld(LossReason::Taken));
     }
 }
 
