@@ -45,6 +45,11 @@ impl Bound {
         Self { at, whole }
     }
 
+    /// The same, but for the end of something longer. How long a statement may be open is told by the whole, which stays.
+    pub(crate) fn no_later_than(self, at: Instant) -> Self {
+        Self { at: self.at.min(at), ..self }
+    }
+
     /// A bound on one of several steps, so that the others have some time, too.
     pub(crate) fn half_of_what_is_left(self) -> Self {
         Self::new(self.at.saturating_duration_since(Instant::now()) / 2)

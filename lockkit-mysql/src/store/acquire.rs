@@ -5,6 +5,7 @@ use std::time::Duration;
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, LockKey, Result, Token, store::Sent,
 };
+use tokio::time::Instant;
 
 use crate::{
     client::{
@@ -41,28 +42,36 @@ pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Res
     let waits = request.wait >= LONGEST_WAIT;
     match waits.then(|| store.queues.turn(&request.claim.key)).flatten() {
         Some(turn) => store.attempt_in_turn(request, turn).await,
-        None => store.attempt_row(request).await,
+        None => store.attempt_row(request, store.bound(request.ttl)).await,
     }
 }
 
 impl MySqlStore {
-    /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first.
+    /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first. All of it ends
+    /// one bound after what the request waits for; half of that is for the last look at the row.
     async fn attempt_in_turn(&self, request: &AcquireRequest, mut turn: QueueTurn<'_>) -> Result<Attempt> {
+        let whole = self.bound(request.ttl).whole;
+        let [queue_ends, ends] = [whole / 2, whole].map(|more| Bound::new(request.wait.saturating_add(more)).at);
+        let bound = || self.bound(request.ttl).no_later_than(ends);
+        // The server may take that long to answer.
+        let may_queue = || Instant::now() + LONGEST_WAIT <= queue_ends;
         if turn.should_ask() {
-            let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
+            let mut connection =
+                self.pool.connection(ConnectionClass::Common, bound().no_later_than(queue_ends)).await?;
             if turn.is_contended(&mut connection).await {
                 turn.note_contention();
             }
         }
-        let mut queued = if turn.is_hot() { Some(turn.wait(&self.pool).await) } else { None };
-        let mut attempt = self.attempt_row(request).await?;
+        let mut queued =
+            if turn.is_hot() && may_queue() { Some(turn.wait(&self.pool, queue_ends).await) } else { None };
+        let mut attempt = self.attempt_row(request, bound()).await?;
         if let Attempt::Contended(contention) = &attempt {
             turn.note_contention();
             // A lease that may end before the wait does is left to the poller.
             let lasts = contention.retry_after.is_some_and(|left| left >= LONGEST_WAIT);
-            if queued.is_none() && lasts && !turn.has_named_lock() {
-                queued = Some(turn.wait(&self.pool).await);
-                attempt = self.attempt_row(request).await?;
+            if queued.is_none() && lasts && !turn.has_named_lock() && may_queue() {
+                queued = Some(turn.wait(&self.pool, queue_ends).await);
+                attempt = self.attempt_row(request, bound()).await?;
             }
         }
         match attempt {
@@ -113,8 +122,8 @@ impl MySqlStore {
         Ok(self.queues.named_lock_of(key, from))
     }
 
-    async fn attempt_row(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
+    async fn attempt_row(&self, request: &AcquireRequest, bound: Bound) -> Result<Attempt> {
+        let mut connection = self.pool.connection(ConnectionClass::Common, bound).await?;
         if let Some(hold) = self.take(&mut connection, request).await? {
             return Ok(Attempt::Granted(hold));
         }

@@ -256,16 +256,16 @@ impl QueueTurn<'_> {
         self.queues.ask(connection, statements::named_lock_holder(), &name).await.is_some()
     }
 
-    /// Waits for the named lock, for a second at most. Says whether other clients had it for all of that time; not so if there is no
-    /// connection to spare, or the server can't be asked.
+    /// Waits for the named lock, for a second at most, and until this moment for the answer. Says whether other clients had it for all of that time;
+    /// not so if there is no connection to spare, or the server can't be asked.
     ///
     /// # Cancellation
     /// The connection is hung up when the server has answered, which takes a second at most and releases the named lock.
-    pub(crate) async fn wait(&mut self, pool: &Pool) -> bool {
+    pub(crate) async fn wait(&mut self, pool: &Pool, until: Instant) -> bool {
         if self.named_lock.is_some() {
             return false;
         }
-        let bound = Bound::new(LONGEST_WAIT + self.queues.timeout);
+        let bound = Bound::new(LONGEST_WAIT + self.queues.timeout).no_later_than(until);
         let Some(mut connection) = pool.spare_connection(ConnectionClass::NamedLock, bound).await else { return false };
         let name = self.queues.name(self.key);
         let answer = self.queues.ask(&mut connection, statements::get_named_lock(), &name).await;

@@ -8,7 +8,7 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, Guard, LockStore, Locker, Outcome};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
-use lockkit_testkit::servers::MySqlServer;
+use lockkit_testkit::{faults::Direction, servers::MySqlServer};
 use sqlx::MySqlConnection;
 use tokio::{
     sync::oneshot,
@@ -20,6 +20,7 @@ use crate::support::*;
 tests! {
     clients_that_take_turns_get_the_same
     a_named_lock_that_another_client_keeps_holds_up_nobody
+    an_acquisition_that_queues_ends_in_time
     a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock
     a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_it_lasts
     a_named_lock_goes_in_time_beside_one_that_stays_longer
@@ -102,6 +103,30 @@ async fn clients_that_take_turns_get_the_same(ctx: Arc<Ctx>) {
     let first = grants.iter().filter(|(who, _)| *who == 0).count();
     assert!((GRANTS / 4..=GRANTS * 3 / 4).contains(&first), "one had {first} of {GRANTS}");
     until_kept(&mut ctx.raw().await, name.as_str(), false).await;
+}
+
+/// Each of its steps is answered late, and in time for a step: all of them together end one bound after its wait.
+async fn an_acquisition_that_queues_ends_in_time(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (timeout, wait) = (Duration::from_secs(2), Duration::from_secs(1));
+    let store = MySqlStore::connect(config.timeout(timeout)).await.expect("connect");
+    let (mine, mut raw) = (claim(), ctx.raw().await);
+    hold(&store, &mine).await;
+    let kept: i64 = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, 0) AS SIGNED)")
+        .bind(named_lock(mine.key.as_str()))
+        .fetch_one(&mut raw)
+        .await
+        .expect("GET_LOCK");
+    assert_eq!(kept, 1);
+    // From then on it has connections on which its statements are prepared.
+    let waits = AcquireRequest { wait, ..request(&rival(&mine)) };
+    contended(store.acquire(&waits).await.expect("acquire"));
+    proxy.delay(Direction::ToClient, Duration::from_millis(800));
+    let asked = Instant::now();
+    let answer = store.acquire(&waits).await;
+    let took = asked.elapsed();
+    println!("{answer:?} after {took:?}");
+    assert!(took < wait + timeout + Duration::from_millis(500), "{took:?}: {answer:?}");
 }
 
 /// As a process would that stands still while it has the named lock.
