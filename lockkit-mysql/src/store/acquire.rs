@@ -92,7 +92,7 @@ impl MySqlStore {
     /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
     async fn attempt_in_place_of(&self, request: &AcquireRequest, from: &Token) -> Result<Attempt> {
         let bound = self.bound(request.ttl);
-        self.ordered.add_like(from, request.claim.token);
+        self.ordered.add_like(from, request.claim.token, request.ttl);
         let named_lock = self.before_replacing(&request.claim.key, from, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let taken = self.take(&mut connection, request).await?;

@@ -56,7 +56,9 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
     answers.extend(renewed.await.into_iter().flatten());
     let held =
         renewals.iter().enumerate().filter(|(index, _)| matches!(answers.get(index), Some(Ok(Renewed::Held(_)))));
-    store.queues.extended(held.map(|(_, renewal)| renewal));
+    let held = held.map(|(_, renewal)| renewal);
+    store.queues.extended(held.clone());
+    store.ordered.extended(held);
     let answers =
         (0..renewals.len()).map(|index| answers.remove(&index).unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
     let forget_lost = |(answer, Renewal { claim, .. }): (Result<Renewed>, &Renewal)| {
