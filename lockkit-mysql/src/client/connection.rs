@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     client::{
         idle::Idle,
+        in_flight::Closing,
         raw::{self, Answer, RawConnection},
     },
     wire::{
@@ -63,8 +64,8 @@ pub(crate) struct Connection {
     /// How many connections had broken when this was taken.
     breaks: u64,
     bound: Bound,
-    /// Given back when the connection is idle or closed, not before; `None` if it [counts](super::pool::Pool::background_connection)
-    /// without it.
+    /// Given back when the connection is idle or closed, not before; `None` if it [was given](super::pool::Pool::background_connection)
+    /// none.
     permit: Option<OwnedSemaphorePermit>,
     idle: Arc<Idle>,
 }
@@ -176,6 +177,13 @@ impl Connection {
     /// Whether it belongs to this runtime, and there it is of use.
     pub(crate) fn is_of(&self, runtime: Id) -> bool {
         self.raw.as_ref().is_some_and(|raw| raw.is_of(runtime))
+    }
+
+    /// Puts it back, and gives the right to one to work in the background, before those that wait for it: where connections are few, there may always
+    /// be some that do. The runtime of that work may stand still, so that the right is given back at this moment at the latest.
+    pub(crate) fn give_up(mut self, at: Instant) -> Closing {
+        let permit = self.permit.take();
+        self.idle.in_flight.add(None, permit, at)
     }
 
     /// Closes it, and with it what the server keeps for it, instead of putting it back.

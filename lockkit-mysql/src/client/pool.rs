@@ -15,7 +15,7 @@ use sqlx::mysql::MySqlConnectOptions;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use crate::{
@@ -23,7 +23,6 @@ use crate::{
         connection::{Bound, Connection},
         identify,
         idle::Idle,
-        in_flight::Closing,
         raw::{RawConnection, Replicas},
     },
     config::MySqlConfig,
@@ -33,8 +32,6 @@ use crate::{
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
 /// that was the primary may have become a replica.
 const UNPROVEN: Duration = Duration::from_secs(5);
-/// How soon work in the background looks again for a connection that is not in use.
-const FREE_AGAIN: Duration = Duration::from_millis(5);
 
 /// Which connections an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,22 +101,12 @@ impl Pool {
         self.trusted(Some(permit), bound).await
     }
 
-    /// The same for work that no caller waits for, whose runtime may stand still from now on. So it does not queue: it would be given
-    /// a permit, and keep it. And from the deadline on, the connection does not count any more.
+    /// The same for work in the background that was [given](Connection::give_up) the right to one.
     ///
     /// # Errors
     /// As [`connection`](Self::connection).
-    pub(crate) async fn background_connection(&self, bound: Bound) -> Result<(Closing, Connection)> {
-        loop {
-            if let Some(permit) = self.permit(ConnectionClass::Common) {
-                let counted = self.idle.in_flight.add(None, Some(permit), bound.at);
-                return Ok((counted, self.trusted(None, bound).await?));
-            }
-            if Instant::now() >= bound.at {
-                return Err(error::busy(bound.whole));
-            }
-            sleep(FREE_AGAIN).await;
-        }
+    pub(crate) async fn background_connection(&self, bound: Bound) -> Result<Connection> {
+        self.trusted(None, bound).await
     }
 
     /// The same without waiting for others: none if all are in use, or if the server can't be reached.

@@ -136,7 +136,7 @@ impl MySqlStore {
             Some(hold) => Attempt::Granted(hold),
             None => row::contended(self.look_after(&mut connection, &request.claim.key).await?),
         };
-        self.sweep_after(made);
+        self.sweep_after(made, connection);
         Ok(attempt)
     }
 

@@ -82,21 +82,25 @@ impl Sweeper {
         Self { pool, statements, timeout: config.timeout, background, made, cursor, off }
     }
 
-    /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
-    pub(crate) fn made_row(self: &Arc<Self>, id: u64, has_claims: bool) {
+    /// Takes note that this store has made the row with this id on this connection, and sweeps in the background when it is time.
+    pub(crate) fn made_row(self: &Arc<Self>, id: u64, has_claims: bool, connection: Connection) {
         if self.off.load(Ordering::Relaxed) || !self.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
-        let sweeper = Arc::clone(self);
-        self.background.spawn(async move { sweeper.sweep(id, has_claims).await });
+        let (sweeper, bound) = (Arc::clone(self), Bound::new(self.timeout));
+        let counted = connection.give_up(bound.at);
+        self.background.spawn(async move {
+            sweeper.sweep(id, has_claims, bound).await;
+            drop(counted);
+        });
     }
 
-    async fn sweep(&self, id: u64, has_claims: bool) {
+    async fn sweep(&self, id: u64, has_claims: bool, bound: Bound) {
         // One for the connection, and one for each of two steps.
         let Some(after) = self.begin_page(self.timeout.saturating_mul(3)) else { return };
         // Programs that make one row each begin at different places.
         let start = after.unwrap_or_else(|| below(id));
-        let removed = self.sweep_page(start, has_claims).await;
+        let removed = self.sweep_page(start, has_claims, bound).await;
         let mut cursor = unpoisoned(&self.cursor);
         cursor.busy_until = None;
         match removed {
@@ -116,9 +120,8 @@ impl Sweeper {
         Some(cursor.after)
     }
 
-    async fn sweep_page(&self, start: u64, has_claims: bool) -> Result<(u64, Option<u64>)> {
-        // It waits for one: where connections are few, each is in use again by now.
-        let (_counted, mut connection) = self.pool.background_connection(Bound::new(self.timeout)).await?;
+    async fn sweep_page(&self, start: u64, has_claims: bool, bound: Bound) -> Result<(u64, Option<u64>)> {
+        let mut connection = self.pool.background_connection(bound).await?;
         if has_claims {
             self.remove_claims(&mut connection, start).await?;
             connection.set_bound(Bound::new(self.timeout));

@@ -227,9 +227,11 @@ impl MySqlStore {
         Ok(Some(done.last_insert_id()).filter(|_| done.rows_affected() > 0))
     }
 
-    /// Has unused rows removed when it is time, after the row with this id was made.
-    pub(crate) fn sweep_after(&self, made: Option<u64>) {
-        made.into_iter().for_each(|id| self.sweeper.made_row(id, self.info.capability.shared));
+    /// Has unused rows removed when it is time, after the row with this id was made on this connection.
+    pub(crate) fn sweep_after(&self, made: Option<u64>, connection: Connection) {
+        if let Some(id) = made {
+            self.sweeper.made_row(id, self.info.capability.shared, connection);
+        }
     }
 
     pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<LockRow>> {

@@ -231,7 +231,7 @@ impl MySqlStore {
         if attempt.is_none() && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
             attempt = self.take_free_or_in_order(&mut connection, request, waits, may_be_alone).await?;
-            self.sweep_after(made);
+            self.sweep_after(made, connection);
         }
         if let Some(Attempt::Granted(hold)) = &attempt {
             if request.claim.mode == Mode::Exclusive {

@@ -15,6 +15,7 @@ use lockkit_testkit::{
     servers::MySqlServer,
 };
 use sqlx::{Connection as _, Executor as _};
+use tokio::task::JoinSet;
 
 use crate::support::{
     Ctx, Undriven, claim, config, end, eventually_within, free, hold, lock_rows, proxied, raw, request, rival, tests,
@@ -23,8 +24,9 @@ use crate::support::{
 tests! {
     unused_rows_go_by_themselves_and_fences_go_on
     unused_rows_go_where_connections_are_few
+    unused_rows_go_where_connections_are_always_waited_for
     the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_drives
-    a_removal_that_waits_for_a_connection_where_nobody_drives_it_keeps_none
+    a_removal_that_is_not_begun_where_nobody_drives_it_keeps_no_connection_for_long
     a_removal_that_waits_for_an_answer_where_nobody_drives_it_keeps_no_connection_for_long
     rows_that_only_transactions_use_stay
     unused_rows_stay_where_they_are_to_be_kept
@@ -124,6 +126,25 @@ async fn unused_rows_go_where_connections_are_few(ctx: Arc<Ctx>) {
     until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
 }
 
+/// Those that acquire in turns are given it before anything that only looks whether it is free.
+async fn unused_rows_go_where_connections_are_always_waited_for(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let old = used(&MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"), 20).await;
+    age(&server).await;
+    let store = Arc::new(MySqlStore::connect(config(&server).connections(2)).await.expect("connect"));
+    let mut users = JoinSet::new();
+    for _ in 0..2 {
+        let store = Arc::clone(&store);
+        users.spawn(async move {
+            loop {
+                used(&store, 1).await;
+            }
+        });
+    }
+    until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+    users.shutdown().await;
+}
+
 /// The first row that a store makes has it look for unused ones, in the background.
 async fn the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_drives(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
@@ -138,16 +159,15 @@ async fn the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_driv
     drop(undriven);
 }
 
-/// The second acquisition has the one connection that is not set aside when the removal asks for it.
-async fn a_removal_that_waits_for_a_connection_where_nobody_drives_it_keeps_none(ctx: Arc<Ctx>) {
+/// It has been given the one connection that is not set aside.
+async fn a_removal_that_is_not_begun_where_nobody_drives_it_keeps_no_connection_for_long(ctx: Arc<Ctx>) {
     let (mut undriven, config) = (Undriven::new(), config(ctx.server().await).connections(2));
-    let twice = async move {
+    let once = async move {
         let store = MySqlStore::connect(config).await.expect("connect");
-        hold(&store, &claim()).await;
         hold(&store, &claim()).await;
         store
     };
-    let store = undriven.run(twice).await;
+    let store = undriven.run(once).await;
     let asks = async || store.acquire(&request(&claim())).await.is_ok();
     eventually_within(PATIENCE, "a connection is there", asks).await;
     drop(undriven);
