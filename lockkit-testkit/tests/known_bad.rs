@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     }
     all.push(Trial::test("the_docs_show_the_table", the_docs_show_the_table));
     all.push(Trial::test("the_docs_name_the_cases", the_docs_name_the_cases));
+    all.push(Trial::test("the_docs_name_the_cases_that_no_bug_fails", the_docs_name_the_cases_that_no_bug_fails));
     all.push(Trial::test("no_catch_is_listed_twice", no_catch_is_listed_twice));
     libtest_mimic::run(&arguments, all).exit_code()
 }
@@ -65,6 +66,21 @@ fn the_docs_name_the_cases() -> Result<(), Failed> {
         Ok(())
     } else {
         Err(format!("docs/cases.md and the cases differ in {different:?}").into())
+    }
+}
+
+/// A case is there for a bug that it names, or stands on the page among those that are not.
+fn the_docs_name_the_cases_that_no_bug_fails() -> Result<(), Failed> {
+    let caught: BTreeSet<_> = Bug::ALL.iter().flat_map(|bug| bug.caught_by()).map(|catch| catch.case).collect();
+    let others: BTreeSet<_> =
+        cases::all().into_iter().map(|case| case.name).filter(|case| !caught.contains(case)).collect();
+    let (_, list) = DOCS.split_once("These cases no bug above fails:").ok_or("docs/testing.md has no list of them")?;
+    let named: BTreeSet<_> = list.split("\n\n").next().unwrap_or_default().split('`').skip(1).step_by(2).collect();
+    let different: Vec<_> = others.symmetric_difference(&named).collect();
+    if different.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("docs/testing.md and the bugs differ in {different:?}").into())
     }
 }
 

@@ -65,9 +65,28 @@ bugs! {
     NoExpiry "The lease has no expiry: who dies holding it holds it for ever." =>
         "expiry::the_lease_of_a_dead_holder_lapses" says "after its end",
         "modes::a_lapsed_permit_is_available_again" says "after its end",
-        "cancellation::a_forgotten_acquisition_lapses" says "never became free";
+        "cancellation::a_forgotten_acquisition_lapses" says "never became free",
+        "cancellation::a_guard_may_outlive_its_runtime" says "the lease did not lapse",
+        "faults::a_partitioned_holder_loses_in_time" says "never free";
     WholeSeconds "The expiry is rounded down to whole seconds." =>
         "expiry::no_ttl_is_rounded_down" says "still believed";
+    OneTooMany "One more may hold a lock than may be." =>
+        "lifecycle::a_held_lock_is_refused" says "granted twice",
+        "lifecycle::names_do_not_interfere" says "granted twice",
+        "expiry::an_unrenewed_lease_lapses" says "while the guard still believed",
+        "expiry::a_manual_renewal_extends" says "granted twice",
+        "expiry::a_renewed_lease_outlives_its_ttl" says "granted twice",
+        "reentrancy::guards_end_in_any_order" says "granted twice",
+        "contention::a_crowd_loses_no_update" says "is stale",
+        "contention::without_hand_over_no_update_is_lost" says "is stale",
+        "contention::zero_wait_is_a_try" says "a held lock was granted",
+        "contention::the_waiting_time_is_kept" says "a held lock was granted",
+        "faults::a_storm_of_cuts_loses_no_update" says "is stale",
+        "modes::permits_are_never_exceeded" says "a third holder of two permits",
+        "multi::all_are_had_or_none" says "although another has one",
+        "multi::clients_wait_in_no_circle" says "two have all of them",
+        "election::one_leads_and_all_see_which" says "two lead at once",
+        "election::what_can_not_be_handed_over_is_refused" says "granted twice";
     ClientClock "Expiry is judged by the wall clock of whoever asks." =>
         "expiry::another_clock_takes_nothing" says "a client with another clock took a held lock";
     ValidityFromReply "The lease is believed to last from the reply on, not from the request." =>
@@ -77,6 +96,18 @@ bugs! {
         "ownership::a_late_release_spares_the_successor" says "NotHeld(Taken)";
     GetThenDelete "A release reads whose lease it is and deletes it in a second step." =>
         "ownership::a_release_that_races_expiry_spares_the_successor" says "the successor's lease was deleted";
+    ReleaseLeftToLapse "A release answers Released, and the lease ends when it would have without." =>
+        "lifecycle::a_released_lock_is_free_at_once" says "should be free",
+        "lifecycle::a_dropped_guard_frees_its_lock" says "not free within",
+        "lifecycle::a_broken_lock_is_free" says "should be free",
+        "lifecycle::the_holder_is_shown_while_it_holds" says "a former holder is shown",
+        "expiry::max_hold_ends_a_forgotten_guard" says "not freed at max_hold",
+        "reentrancy::an_owner_nests" says "not free after the last release",
+        "contention::everyone_gets_a_turn" says "does not go from one client to another",
+        "cancellation::an_abandoned_release_still_releases" says "still held",
+        "cancellation::an_abandoned_waiter_does_not_stall_others" says "stalled by those that left",
+        "cancellation::a_shutdown_drains" says "should be free",
+        "window::work_that_is_longer_than_the_window_is_released" says "it should be free";
     HidesNotMine "A release answers Released whether or not the lease was the caller's." =>
         "lifecycle::a_second_release_says_so" says "NotHeld(Gone)",
         "ownership::a_foreign_release_changes_nothing" says "NotHeld(Taken)";
@@ -105,9 +136,12 @@ bugs! {
         "cancellation::an_acquisition_polled_once_leaves_nothing" says "still held",
         "cancellation::an_abandoned_acquisition_leaves_nothing" says "still held";
     ErrorsAsBusy "That the store could not be asked is reported as Contended." =>
-        "faults::a_killed_server_is_an_error" says "the server is down";
+        "faults::a_killed_server_is_an_error" says "the server is down",
+        "faults::a_late_reply_is_no_grant" says "the reply came after the ttl",
+        "faults::a_lost_reply_is_asked_again" says "its own lease kept it out";
     ErrorsAsNo "That the store could not be asked is reported as Lost or NotHeld." =>
-        "faults::a_killed_server_denies_nothing" says "while the server was down";
+        "faults::a_killed_server_denies_nothing" says "while the server was down",
+        "faults::a_held_lock_survives_a_restart_with_data" says "the store has no such lease any more";
     EffectDenied "An error claims that nothing has happened although the request was sent." =>
         "faults::a_lost_reply_leaves_nothing" says "unknown acquisition was left behind";
     NoBound "A call takes as long as the network takes." =>
@@ -120,7 +154,10 @@ bugs! {
         "waiting::waiting_costs_few_calls" says "times in 3 s";
     ShowsNobody "Nobody is shown as the holder of a lock." =>
         "waiting::a_holder_is_asked_to_yield" says "was not asked",
-        "election::the_work_of_a_leader_ends_with_its_lease" says "a leader is not shown";
+        "election::the_work_of_a_leader_ends_with_its_lease" says "a leader is not shown",
+        "election::each_leader_of_a_process_is_seen" says "another is shown than the one that leads",
+        "lifecycle::held_locks_are_listed_by_prefix" says "held names with the prefix",
+        "lifecycle::a_renewal_may_change_the_name_that_is_shown" says "nobody holds it";
     LastComeFirst "Order is claimed, but the last to come goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
         "fairness::a_try_does_not_overtake" says "a try overtook the waiter",
@@ -155,13 +192,17 @@ bugs! {
     NoFence "Fences are claimed, but every grant has the same." =>
         "fencing::never_decreases" says "0 came after 0",
         "election::the_next_leads_in_a_later_term" says "0 after 0",
-        "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";
+        "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through",
+        "fencing::they_survive_a_restart_with_data" says "0 came after 0",
+        "fencing::a_foreign_renewal_raises_nothing" says "0 after 0",
+        "faults::a_frozen_holder_knows_when_it_wakes" says "the stale fence was admitted";
     FenceLapses "The fence counter expires with the lease and starts again." =>
         "fencing::never_decreases" says "by expiry";
     FenceRestarts "The fence counter is deleted with the lease when that is released or deleted." =>
         "fencing::never_decreases" says "1 came after 1",
         "fencing::they_survive_a_deletion" says "1 came after 1, by deletion",
         "election::the_next_leads_in_a_later_term" says "1 after 1",
+        "election::a_frozen_leader_works_no_more" says "terms 1, 2, 1",
         "lifecycle::many_rounds_leave_nothing_behind" says "fence 1 came after 1";
     FenceLostWithData "The fence counter starts at 1 when the store's data is lost, although Hybrid is claimed." =>
         "fencing::they_survive_the_loss_of_all_data" says "1 came after 1",
@@ -173,7 +214,8 @@ bugs! {
     FoldsCase "Names that differ in case are one lock." =>
         "input::odd_names_are_distinct" says "\"A\"";
     TrimsSpaces "Names that differ in trailing spaces are one lock." =>
-        "input::odd_names_are_distinct" says "\"a \"";
+        "input::odd_names_are_distinct" says "\"a \"",
+        "records::they_are_no_locks" says "is another's";
     ReplacesAnyone "A grant in the place of a lease takes the place of whoever has the lock." =>
         "ownership::the_place_of_a_lease_is_taken_once" says "another's place was taken",
         "election::a_leader_may_hand_over" says "it was handed over twice",
@@ -181,13 +223,23 @@ bugs! {
     ReplacesNobody "A grant in the place of a lease takes a lock that nobody has." =>
         "ownership::the_place_of_a_lease_is_taken_once" says "nobody's place was taken",
         "lifecycle::a_lease_is_taken_up_by_its_token" says "taken up after its release";
+    ReplacedIsFree "A grant in the place of a lease is answered, and the lock is free." =>
+        "election::a_leader_may_hand_over" says "a leader is not seen",
+        "window::a_lock_is_kept_for_its_window" says "granted twice",
+        "window::dropping_a_guard_keeps_the_lock" says "one keeps the lock: []",
+        "window::a_release_that_is_abandoned_keeps_the_lock" says "one keeps the lock: []",
+        "window::a_holder_may_give_the_window_up" says "granted twice",
+        "window::other_tasks_of_the_process_wait_as_well" says "handed over";
+    ReplacedLastsOn "A grant in the place of a lease ends no earlier than that lease would have." =>
+        "window::what_is_left_of_the_lease_does_not_count" says "after the release";
     WindowOfALease "A lock that is kept when its holder is done is kept for no longer than the longest lease." =>
         "window::a_window_may_be_longer_than_any_lease" says "are left of",
         "window::what_is_late_does_not_cut_a_window_short" says "are left of";
     NobodyHoldsIt "A grant in the place of a lease that is gone is refused as if another had the lock." =>
         "window::a_lock_that_was_broken_is_not_kept" says "nobody has the lock";
     RecordsReadThenWritten "A record is read and, if it is what was seen, written in a second step." =>
-        "records::each_change_builds_on_the_one_before" says "builds on";
+        "records::each_change_builds_on_the_one_before" says "builds on",
+        "records::a_store_has_one_identity" says "all know it by one";
     RecordsRemembered "A record that was read is not asked for again." =>
         "records::what_was_written_is_read" says "is read as";
     ClaimsShared "Shared locks are claimed, and are exclusive." =>
@@ -223,6 +275,8 @@ bugs! {
         "modes::all_readers_are_shown" says "are shown as",
         "modes::all_permits_are_shown" says "are shown as",
         "modes::a_released_reader_ends_no_other" says "are shown as";
+    LimitOfFirst "The number of permits is that of whoever asked first, also when nobody has one any more." =>
+        "modes::the_permit_count_changes_under_an_exclusive_lock" says "another number of permits";
     LimitOfLast "The number of permits is that of whoever asked last." =>
         "modes::a_differing_permit_count_is_refused" says "counts differ",
         "modes::those_that_wait_settle_the_permit_count" says "counts differ";

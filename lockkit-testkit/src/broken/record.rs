@@ -23,6 +23,8 @@ pub(super) struct LockRecord {
     counter_ends: Option<Moment>,
     /// Only with a bug: until when no writer gets in.
     barred: Option<Moment>,
+    /// Only with a bug: how the first permit was asked for.
+    first_permit: Option<Mode>,
 }
 
 /// A claim's place in the queue. It ends when it was not asked for again in time.
@@ -91,6 +93,10 @@ impl LockRecord {
         if self.has_other_limit(mode) && bug != Some(Bug::LimitOfLast) {
             return Answer::OtherLimit;
         }
+        // BUG: who came first of all has said it for good.
+        if bug == Some(Bug::LimitOfFirst) && is_permit(&mode) && *self.first_permit.get_or_insert(mode) != mode {
+            return Answer::OtherLimit;
+        }
         // BUG: no place is kept, so that who is quickest goes first.
         if request.order == Order::Fifo && !request.wait.is_zero() && bug != Some(Bug::LastComeFirst) {
             self.queue_up(request, mode, now, bug);
@@ -126,6 +132,9 @@ impl LockRecord {
         let is_any = bug == Some(Bug::ReplacesReaders);
         let is_it = |lease: &StoredLease| lease.claim.token == from && (is_any || lease.mode == Mode::Exclusive);
         let right = self.leases.first().map(is_it);
+        // BUG: what was there stays for as long as it would have.
+        let lasts_on = self.leases.first().and_then(|lease| lease.ends).filter(|_| bug == Some(Bug::ReplacedLastsOn));
+        let ends = ends.map(|ends| lasts_on.map_or(ends, |former| former.max(ends)));
         // BUG: whoever has the lock, its place is taken; or nobody has it, and the place is taken all the same.
         let wrong = right.map_or(Bug::ReplacesNobody, |_| Bug::ReplacesAnyone);
         if right != Some(true) && bug != Some(wrong) {
@@ -136,7 +145,12 @@ impl LockRecord {
             return self.held(now, 0);
         }
         self.leases.clear();
-        self.grant(request, mode, ends, bug)
+        let answer = self.grant(request, mode, ends, bug);
+        // BUG: the former lease has ended, and nothing else has happened.
+        if bug == Some(Bug::ReplacedIsFree) {
+            self.leases.clear();
+        }
+        answer
     }
 
     /// Ends what ran out.
@@ -192,6 +206,8 @@ impl LockRecord {
     fn has_room(&self, mode: Mode, ahead: usize, now: Moment, bug: Option<Bug>) -> bool {
         let taken =
             self.leases.iter().map(|lease| lease.mode).chain(self.queue.iter().take(ahead).map(|place| place.mode));
+        // BUG: counted from one that is not there.
+        let taken = taken.skip(usize::from(bug == Some(Bug::OneTooMany)));
         // BUG: each kind has its own record, and looks at no other.
         let is_seen = |other: &Mode| {
             bug != Some(Bug::KindsApart) || std::mem::discriminant(other) == std::mem::discriminant(&mode)
@@ -213,7 +229,6 @@ impl LockRecord {
 
     fn has_other_limit(&self, mode: Mode) -> bool {
         let modes = self.leases.iter().map(|lease| lease.mode).chain(self.queue.iter().map(|place| place.mode));
-        let is_permit = |mode: &Mode| matches!(mode, Mode::Permit { .. });
         is_permit(&mode) && modes.filter(is_permit).any(|other| other != mode)
     }
 
@@ -299,6 +314,10 @@ impl StoredLease {
             remaining: self.ends.map(|ends| ends.since(now)),
         }
     }
+}
+
+fn is_permit(mode: &Mode) -> bool {
+    matches!(mode, Mode::Permit { .. })
 }
 
 fn wall_clock_micros() -> u64 {

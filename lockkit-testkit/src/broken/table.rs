@@ -116,6 +116,8 @@ impl Table {
             _ => false,
         };
         let answer = match its.or(Some(0).filter(|_| any && !record.leases.is_empty())) {
+            // BUG: it is left to lapse.
+            Some(_) if bug == Some(Bug::ReleaseLeftToLapse) => Release::Released { waiters: None },
             Some(number) => {
                 record.leases.remove(number);
                 self.has_ended(name);

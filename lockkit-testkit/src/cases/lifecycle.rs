@@ -115,7 +115,7 @@ async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> CaseResult {
         assert!(remaining <= LONG && remaining > LONG / 2, "{remaining:?}");
     }
     assert_eq!(guard.release().await?, Outcome::Released);
-    assert!(seen(&other.lock(&name)).await?.holders.is_empty());
+    assert!(seen(&other.lock(&name)).await?.holders.is_empty(), "a former holder is shown");
     Ok(())
 }
 
