@@ -12,6 +12,7 @@ use super::{
     judge::{self, violation},
     lease::leases,
     ops::{Grant, Ops, Wanted, Wish},
+    order,
     reach::{self, Lives, Trouble, worker},
     writes::Writes,
 };
@@ -51,6 +52,8 @@ fn judged(history: &History, within: Option<Duration>) -> Report {
         judge::nesting(key, &ops.grants, &mut report.violations);
         judge::resource(key, &ops, &mut report.violations);
         judge::liveness(key, &ops.wanted, history.end(), &mut report.violations);
+        order::judge(key, &ops.wishes, &mut report.violations);
+        report.queued += ops.wishes.iter().filter(|wish| wish.seen.is_some()).count() as u64;
         if let Some(within) = within {
             let spans = reach::spans(&ops, &lives);
             let longest = spans.iter().map(|span| Duration::from_nanos(span.to - span.from)).max();
@@ -77,6 +80,7 @@ enum Open<'a> {
     Ask { grant: Place<'a>, asked: u64, renews: bool },
     Write { key: &'a str },
     Release { grant: Place<'a>, asked: u64 },
+    Look { key: &'a str, asked: u64 },
     Fault { trouble: usize },
 }
 
@@ -116,6 +120,7 @@ impl<'a> Sweep<'a> {
             | What::Renew { .. }
             | What::Release { .. }
             | What::Write { .. }
+            | What::Look { .. }
             | What::Fault { .. } => self.ask(event),
             What::Claimed { .. } | What::Updated { .. } | What::Twin { .. } => self.record(event),
             _ => self.hear(event),
@@ -137,8 +142,8 @@ impl<'a> Sweep<'a> {
                     ops.wanted.push(Wanted { process, asked, within, granted: None, denied: None });
                     ops.wanted.len() - 1
                 });
-                let (process, wish) = (event.process.clone(), ops.wishes.len());
-                ops.wishes.push(Wish { process, asked, answered: None, is_refused: false, is_in_doubt: false });
+                let wish = ops.wishes.len();
+                ops.wishes.push(Wish::new(event, *mode));
                 Open::Acquire { key, asked, by: (*owner, *mode), wanted, wish }
             }
             What::Ask { grant } | What::Renew { grant } => {
@@ -160,8 +165,12 @@ impl<'a> Sweep<'a> {
                 self.writes.asked(id.0, key, event.op, *fence);
                 Open::Write { key }
             }
+            What::Look { key } => Open::Look { key, asked },
             _ => {
                 self.lives.troubles.push(Trouble { of: id.0, from: asked, to: None });
+                // From here on a place may be lost.
+                let waiting = self.keys.values_mut().flat_map(|ops| &mut ops.wishes);
+                waiting.filter(|wish| wish.answered.is_none()).for_each(|wish| wish.seen = None);
                 Open::Fault { trouble: self.lives.troubles.len() - 1 }
             }
         };
@@ -209,7 +218,13 @@ impl<'a> Sweep<'a> {
                     self.broken(Rule::Resource, event, key, &text);
                 }
             }
-            (What::Failed { .. }, Open::Ask { renews: true, .. } | Open::Write { .. }) => {}
+            (What::Failed { .. }, Open::Ask { renews: true, .. } | Open::Write { .. } | Open::Look { .. }) => {}
+            (What::Queue { waiting }, Open::Look { key, asked }) => {
+                let is_calm = self.lives.troubles.iter().all(|trouble| trouble.to.is_some_and(|to| to < asked));
+                if let Some(ops) = self.keys.get_mut(key).filter(|_| is_calm) {
+                    order::see(&mut ops.wishes, waiting, asked, event.at);
+                }
+            }
             (What::Healed, Open::Fault { trouble }) => self.lives.troubles[trouble].to = Some(event.at),
             _ => self.broken(Rule::Record, event, "", "an answer to another question"),
         }
@@ -271,6 +286,9 @@ impl<'a> Sweep<'a> {
             wish.answered = Some(event.at);
             wish.is_in_doubt = matches!(event.what, What::Failed { .. });
             wish.is_refused = wish.is_in_doubt || event.what == What::Contended;
+            if let What::Granted { fence } = event.what {
+                wish.fence = Some(fence);
+            }
         }
     }
 

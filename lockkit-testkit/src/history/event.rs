@@ -145,6 +145,17 @@ pub enum What {
         /// The version that stood there.
         version: u64,
     },
+    /// Asks the store who waits for a lock that all ask for in [order](lockkit_core::Lock::fifo), each under its process's name as
+    /// [holder](lockkit_core::LockerBuilder::holder).
+    Look {
+        /// The lock.
+        key: String,
+    },
+    /// The answer: these processes, in any order, as the store shows them.
+    Queue {
+        /// Their names.
+        waiting: Vec<String>,
+    },
     /// A fault begins.
     Fault {
         /// What is done.

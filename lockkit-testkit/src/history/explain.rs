@@ -25,6 +25,10 @@ pub enum Rule {
     /// A lock that somebody asks for and nobody has is granted in time. Claimed only where that time is said
     /// ([`check_reach`](super::check_reach)).
     Reach,
+    /// A lock that all ask for in order is granted in the order in which they came: to none before one that had its place in the
+    /// queue already. Judged where somebody [looks](super::What::Look) at the queue, and nothing is wrong meanwhile: a place may be
+    /// lost with a connection, or by one that stands still.
+    Order,
     /// The history is one that somebody can have lived through: what is heard was asked, once; what is used was granted;
     /// nothing is missing in the record of a resource. If not, it is the recording that is wrong, whatever the store did.
     Record,
@@ -41,6 +45,7 @@ impl fmt::Display for Rule {
             Self::Resource => "fenced resource corrupted",
             Self::Liveness => "lock not to be had",
             Self::Reach => "lock out of reach",
+            Self::Order => "granted out of order",
             Self::Record => "a record that can't be",
         })
     }

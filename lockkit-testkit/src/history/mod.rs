@@ -14,6 +14,7 @@
 //! | [`Resource`](Rule::Resource) | a fenced resource that admits who is late, refuses who is not, or loses an update or a write that it acknowledged |
 //! | [`Liveness`](Rule::Liveness) | a lock that was to be had within some time, and was not |
 //! | [`Reach`](Rule::Reach) | a lock that somebody asked for and nobody had for longer than is allowed, if that is said ([`check_reach`]) |
+//! | [`Order`](Rule::Order) | a lock that is had before one that was in its queue already, if somebody [looks](What::Look) |
 //! | [`Record`](Rule::Record) | answers to what nobody asked, guards that nobody has, gaps in the record of a resource |
 //!
 //! **What is not known counts for nobody.** A process may be killed between asking and hearing, and an error may hide an
@@ -34,6 +35,7 @@ mod judge;
 mod lease;
 mod mode;
 mod ops;
+mod order;
 mod reach;
 mod recorder;
 mod report;

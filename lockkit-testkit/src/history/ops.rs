@@ -63,6 +63,7 @@ impl Grant {
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
     pub(super) process: String,
+    pub(super) mode: Mode,
     pub(super) asked: u64,
     /// When it was answered, or given up.
     pub(super) answered: Option<u64>,
@@ -70,6 +71,34 @@ pub(super) struct Wish {
     pub(super) is_refused: bool,
     /// Whether it was an error: it may have been granted, and nobody knows.
     pub(super) is_in_doubt: bool,
+    /// With which fence it was granted, if it was.
+    pub(super) fence: Option<u64>,
+    /// When it was seen to wait in the queue, if it was and nothing went wrong since.
+    pub(super) seen: Option<Sighting>,
+}
+
+impl Wish {
+    pub(super) fn new(event: &Event, mode: Mode) -> Self {
+        Self {
+            process: event.process.clone(),
+            mode,
+            asked: event.at,
+            answered: None,
+            is_refused: false,
+            is_in_doubt: false,
+            fence: None,
+            seen: None,
+        }
+    }
+}
+
+/// When the store has shown an acquisition among those that wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sighting {
+    /// By then it had its place.
+    pub(super) first: u64,
+    /// It waited still at some moment after this.
+    pub(super) last: u64,
 }
 
 /// An acquisition that must succeed within some time.

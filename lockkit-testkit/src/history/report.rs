@@ -25,6 +25,8 @@ pub struct Report {
     /// How many acquisitions were told that another has a lock that nobody else had ever asked for. A lease that such an
     /// acquisition was granted too late, and that is not released yet, can keep it out.
     pub contended_alone: u64,
+    /// How many acquisitions were seen to wait in the queue of their lock, with nothing wrong meanwhile.
+    pub queued: u64,
     /// How many guards were dropped without a release.
     pub dropped: u64,
     /// The most guards that one process had at once.

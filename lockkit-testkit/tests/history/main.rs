@@ -6,6 +6,7 @@ mod answers;
 mod changes;
 mod leases;
 mod modes;
+mod order;
 mod reach;
 mod report;
 mod script;
