@@ -1,7 +1,6 @@
 //! Runs that share a lock, and those that come in order.
 
-use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
-use lockkit_testkit::servers::{MySqlOptions, MySqlServer, ZooKeeperFlavor, ZooKeeperServer};
+use crate::support::{Line, Redis, Running, code, complaint, complaints, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -69,30 +68,6 @@ fn a_job_runs_once_per_window() {
     let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
     assert_eq!(code(&redis.lockkit(&["break", "k", "--token", &token]).output().unwrap()), 0);
     assert_eq!(try_run(&redis, &[]), 0);
-}
-
-/// The window is the store's, whose ways to keep it differ.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_is_kept_by_every_other_store() {
-    let zookeeper = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.unwrap();
-    let mariadb = MySqlServer::start(MySqlOptions::default()).await.unwrap();
-    for store in [zookeeper.url(), format!("{}?create=true", mariadb.url())] {
-        let job = move |window: &str, script: &str| {
-            let args = ["run", "--store", &store, "--key", "k", "--once-per", window, "--", "sh", "-c", script];
-            lockkit(&args).output().unwrap()
-        };
-        tokio::task::spawn_blocking(move || {
-            let first = job("8s", "echo done; exit 3");
-            assert_eq!((code(&first), stdout(&first)), (3, "done\n".to_owned()), "{first:?}");
-            let second = job("8s", "echo twice");
-            assert_eq!((code(&second), stdout(&second)), (75, String::new()), "{second:?}");
-            assert!(complaints(&second).contains("(done)"), "{second:?}");
-            eventually("the next window comes", || code(&job("1h", "true")) == 0);
-            assert_eq!(code(&job("1h", "true")), 75);
-        })
-        .await
-        .unwrap();
-    }
 }
 
 #[test]

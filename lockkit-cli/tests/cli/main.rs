@@ -15,6 +15,7 @@ mod quorum;
 mod race;
 mod run;
 mod secrets;
+mod stores;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;

@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
-    process::{Child, ChildStdin, Command, Output, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant, SystemTime},
 };
@@ -22,6 +22,39 @@ pub(crate) use terminal::Terminal;
 
 /// How long anything awaited may take. Not how long it does take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A store to run the command on.
+#[derive(Clone)]
+pub(crate) struct Store {
+    url: String,
+}
+
+impl Store {
+    pub(crate) fn at(url: String) -> Self {
+        Self { url }
+    }
+
+    /// `lockkit` on this store.
+    pub(crate) fn lockkit(&self, args: &[&str]) -> Command {
+        let mut command = lockkit(args);
+        command.env("LOCKKIT_STORE", &self.url);
+        command
+    }
+
+    /// `lockkit run` on this store with a shell script as CMD.
+    pub(crate) fn run(&self, key: &str, options: &[&str], script: &str) -> Command {
+        let mut command = self.lockkit(&["run", "--key", key]);
+        command.args(options).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// What `lockkit who` tells.
+    pub(crate) fn who(&self, key: &str) -> serde_json::Value {
+        let output = self.lockkit(&["who", key, "--json"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
 
 /// A private Redis server, for code that does not wait asynchronously.
 pub(crate) struct Redis {
@@ -46,16 +79,16 @@ impl Redis {
 
     /// `lockkit` on this server.
     pub(crate) fn lockkit(&self, args: &[&str]) -> Command {
-        let mut command = lockkit(args);
-        command.env("LOCKKIT_STORE", self.url());
-        command
+        self.store().lockkit(args)
     }
 
     /// `lockkit run` on this server with a shell script as CMD.
     pub(crate) fn run(&self, key: &str, options: &[&str], script: &str) -> Command {
-        let mut command = self.lockkit(&["run", "--key", key]);
-        command.args(options).args(["--", "sh", "-c", script]);
-        command
+        self.store().run(key, options, script)
+    }
+
+    fn store(&self) -> Store {
+        Store::at(self.url())
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> String {
@@ -80,9 +113,7 @@ impl Redis {
     }
 
     pub(crate) fn who(&self, key: &str) -> serde_json::Value {
-        let output = self.lockkit(&["who", key, "--json"]).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
+        self.store().who(key)
     }
 
     /// What is left of the lease, on the server's clock.
@@ -274,6 +305,11 @@ impl Running {
 
     pub(crate) fn id(&mut self) -> u32 {
         self.child().id()
+    }
+
+    /// Its stdout, for the one who asks first.
+    pub(crate) fn stdout(&mut self) -> ChildStdout {
+        self.child().stdout.take().unwrap()
     }
 
     /// Its stdin, for the one who asks first.
