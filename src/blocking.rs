@@ -20,9 +20,17 @@
 //! # Ok(()) }
 //! ```
 
+mod election;
+mod multi;
+
 use std::{future::Future, num::NonZeroU32, ops::Deref, time::Duration};
 
 use lockkit_core::{Fence, KeyState, LossReason, Outcome, OwnThread, Result, Token};
+
+pub use self::{
+    election::{Election, Leaders, Term},
+    multi::{MultiGuard, MultiLock},
+};
 
 /// Connects to the store at `url`, as [`lockkit::connect`](crate::connect) does.
 ///
@@ -101,6 +109,33 @@ impl Locker {
     /// The semaphore of this name: [`lockkit::Locker::semaphore`](crate::Locker::semaphore).
     pub fn semaphore(&self, name: impl AsRef<str>, permits: NonZeroU32) -> Lock {
         self.of(self.locker.semaphore(name, permits))
+    }
+
+    /// The exclusive locks of these names, all or none: [`lockkit::Locker::multi`](crate::Locker::multi).
+    ///
+    /// ```
+    /// # fn main() -> lockkit::Result<()> {
+    /// let locker = lockkit::blocking::connect("memory:")?;
+    /// let both = locker.multi(["account/2", "account/1"]).acquire()?;
+    /// let fences: Vec<_> = both.guards().iter().map(|guard| guard.fence()).collect();
+    /// assert!(locker.lock("account/1").try_acquire()?.is_none());
+    /// both.release()?;
+    /// # assert_eq!(fences.len(), 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn multi<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        self.of_multi(self.locker.multi(names))
+    }
+
+    /// The election of this name: [`lockkit::Locker::election`](crate::Locker::election).
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election { election: self.locker.election(name), thread: self.thread.clone() }
+    }
+
+    /// Several locks of [asynchronous](Self::asynchronous) lockers: with [settings of their own](crate::MultiLock::new), or of several
+    /// stores.
+    pub fn of_multi(&self, several: lockkit_core::MultiLock) -> MultiLock {
+        MultiLock { several, thread: self.thread.clone() }
     }
 
     /// A lock that was made of the [asynchronous](Self::asynchronous) locker, such as that of an [`Owner`](crate::Owner).
