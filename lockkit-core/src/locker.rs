@@ -72,6 +72,10 @@ impl Locker {
     /// starve, and readers that stand in front together get in together. There is no way from reading to writing but to
     /// release the one and acquire the other.
     ///
+    /// **A task that keeps its guard as a reader and waits to write waits for itself**, and all that come behind it wait, too. So does one that
+    /// asks to read again beside its own guard, as soon as a writer waits. That is not refused, for nobody can tell it from two tasks, of
+    /// which one will release its guard: [`acquire_within`](Lock::acquire_within) ends such a wait.
+    ///
     /// A reader's fence lies above those of all writers before it, and below those of all after it; readers that share the lock may
     /// have one, or one each. A [resource that checks fences](crate::fenced) takes them by
     /// [`claim_shared`](crate::fenced::FencedResource::claim_shared).
