@@ -79,7 +79,7 @@ safeguards! {
         "Nor is it said to those who wait in the local queue"
         "Ok(Attempt::Contended(_)) if «!in_doubt» => queue.heard_held(sent)," => "true"
         by "lockkit-testkit/late::nobody_says_contended_because_of_a_claim_in_doubt";
-    unsettled in WAIT
+    unsettled in "lockkit-core/src/engine/doubts.rs"
         "An earlier claim is in doubt until its release was answered"
         "«unsettled.strong_count() > 0»" => "false"
         by "lockkit-core/tokens::its_own_earlier_claim_is_no_other_holder";

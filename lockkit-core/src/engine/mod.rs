@@ -7,6 +7,7 @@
 mod ask;
 mod backlog;
 mod backoff;
+mod doubts;
 mod hand_over;
 mod home;
 mod keep;
@@ -40,10 +41,10 @@ use tokio::sync::Notify;
 pub use self::hand_over::HandOver;
 pub(crate) use self::{
     ask::{Ask, Limit, Terms},
+    doubts::Doubts,
     home::Home,
     lease::{Lease, LeaseStatus},
     outstanding::BackgroundTask,
-    wait::Doubts,
 };
 use self::{
     backlog::Backlog, lanes::Lanes, local::LocalQueues, outstanding::Outstanding, poll::Poller, renew::Timers,

@@ -1,10 +1,7 @@
 //! Getting a lease: the local queue first, then the store, until it is granted, the caller's time is up, or the
 //! store has been out of reach for too long.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
@@ -13,8 +10,9 @@ use super::{
     ask::{Ask, Limit},
     backoff::Backoff,
     closed,
+    doubts::{Doubts, late_grant},
     lease::useful,
-    reaper::{Undo, Unsettled},
+    reaper::Undo,
     seat::Seat,
     turn::LocalOutcome,
 };
@@ -39,16 +37,6 @@ struct Acquisition<'a> {
     doubts: &'a mut Doubts,
     /// Until when an earlier request for the claim that is granted may take effect once more.
     asked_again_until: Option<Moment>,
-}
-
-/// What became of earlier claims of one caller of which something may be left at the store.
-///
-/// Why an answer that the lock is held proves nothing (rule R6): it may be held by such a claim, whose release is still
-/// under way.
-#[derive(Debug, Default)]
-pub(crate) struct Doubts {
-    earlier: Vec<(Error, Weak<Unsettled>)>,
-    last: Option<(Token, Weak<Unsettled>)>,
 }
 
 /// What to do after one call.
@@ -228,7 +216,7 @@ impl Acquisition<'_> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
         let mut undo = self.engine.undo(&claim, self.lasts());
         self.engine.check_open()?;
-        self.doubts.last = Some((claim.token, undo.unsettled()));
+        self.doubts.asks(claim.token, &undo);
         loop {
             let sent = self.engine.now();
             let Some(span) = self.span(claim.token) else { return Ok(Step::Overtaken) };
@@ -402,34 +390,4 @@ impl Acquisition<'_> {
     fn waiting(&self) -> Waiting {
         self.engine.store.info().capability.waiting
     }
-}
-
-impl Doubts {
-    fn add(&mut self, error: &Error, undo: &Undo<'_>) {
-        self.earlier.push((error.clone(), undo.unsettled()));
-    }
-
-    /// The last claim was given up, because others went past.
-    fn overtaken(&mut self) {
-        self.earlier.extend(self.last.iter().map(|(_, unsettled)| (late_grant(), Weak::clone(unsettled))));
-    }
-
-    /// Says of an error what is true of all that the caller asked for.
-    fn leave_open(&mut self, error: Error) -> Error {
-        if self.latest().is_some() { error.unknown_effect() } else { error }
-    }
-
-    fn latest(&mut self) -> Option<Error> {
-        self.earlier.retain(|(_, unsettled)| unsettled.strong_count() > 0);
-        self.earlier.last().map(|(error, _)| error.clone())
-    }
-
-    /// The token of the last claim that was asked for, whatever became of it.
-    pub(crate) fn last_token(&self) -> Option<Token> {
-        self.last.as_ref().map(|(token, _)| *token)
-    }
-}
-
-fn late_grant() -> Error {
-    Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect()
 }

@@ -6,7 +6,7 @@ use super::{
     claim::{Entry, Held},
     dual::{Confirmed, Dual},
     pair::aside,
-    record::{Phase, Side},
+    phase::{Phase, Side},
     rules,
     shadow::is_own,
     tally::Answer,

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use super::record::{Phase, Side};
+use super::phase::{Phase, Side};
 use crate::{Claim, Fence, Hold, HolderInfo, LossReason, Moment, Result, Token, store::unpoisoned};
 
 /// A claim.

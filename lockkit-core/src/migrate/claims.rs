@@ -87,7 +87,7 @@ mod tests {
     use super::{
         super::{
             claim::Held,
-            record::{Phase, Side},
+            phase::{Phase, Side},
         },
         *,
     };

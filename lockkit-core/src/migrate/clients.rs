@@ -11,7 +11,8 @@ use super::{
     dual::Dual,
     floor::OWN,
     migration::Migration,
-    record::{Phase, mark, unmark},
+    phase::Phase,
+    record::{mark, unmark},
     tally::Tally,
 };
 use crate::{

@@ -18,15 +18,16 @@ use super::{
     claims::Claims,
     migration::not_started,
     pair::Pair,
-    record::{self, Phase, PhaseRecord, Side},
+    phase::{Phase, Side},
+    record::{self, PhaseRecord},
     rules,
     shadow::Shadow,
     tally::{Answer, Tally},
 };
 use crate::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
-    Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Reconnections, Records, SingleFlight, join_all, unpoisoned},
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, Fence, HolderInfo, KeyState, LockStore, Moment, Query, Release,
+    Renewal, Renewed, Result, StoreInfo,
+    store::{Records, SingleFlight, join_all, unpoisoned},
 };
 
 /// How long a caller waits for the record. A reading that takes longer goes on, and is for those who ask next; where nobody drives its
@@ -121,7 +122,7 @@ impl Dual {
         if record.is_over {
             return Err(is_over(&record));
         }
-        let info = info(&pair, &record)?;
+        let info = pair.info(&record)?;
         let (is_checked, id) = (answers.map(|answer| AtomicBool::new(answer.is_ok())), record.id);
         let seen = Mutex::new(SeenRecord { sent, record: record.clone() });
         Ok(Self {
@@ -343,48 +344,6 @@ fn without_record(pair: &Pair, side: Side) -> Error {
         "{name} has no record of a migration, and {other} has one: it is not the {side} store, or lost its data"
     );
     Error::new(ErrorKind::Misconfigured, why)
-}
-
-/// What both stores can do, and the protocol covers.
-fn info(pair: &Pair, record: &PhaseRecord) -> Result<StoreInfo> {
-    let [old, new] = Side::ALL.map(|side| pair.at(side).info());
-    let ttls = [old, new].map(|info| info.capability.liveness.ttl.clone());
-    let shortest = ttls.iter().flatten().map(|range| *range.start()).max().unwrap_or(Duration::from_millis(1));
-    let longest = ttls.iter().flatten().map(|range| *range.end()).min().unwrap_or(record.max_ttl).min(record.max_ttl);
-    if shortest > longest {
-        let why = format!("no ttl suits both stores and the migration: at least {shortest:?}, at most {longest:?}");
-        return Err(Error::new(ErrorKind::Misconfigured, why));
-    }
-    let [of_old, of_new] = [&old.capability, &new.capability];
-    let polls = of_old.waiting == Waiting::Poll || of_new.waiting == Waiting::Poll;
-    Ok(StoreInfo {
-        scheme: "migrate",
-        name: format!("migration from {} to {}", old.name, new.name).into(),
-        capability: Capability {
-            shared: false,
-            permits: false,
-            fifo: false,
-            resume: false,
-            keeps: false,
-            downgrades: false,
-            waiting: if polls { Waiting::Poll } else { Waiting::Notify },
-            liveness: Liveness {
-                ttl: Some(shortest..=longest),
-                session: of_old.liveness.session.max(of_new.liveness.session),
-            },
-            fencing: weaker(of_old.fencing, of_new.fencing),
-            max_key_bytes: of_old.max_key_bytes.min(of_new.max_key_bytes),
-        },
-        clock: Arc::clone(&old.clock),
-        alarm: Alarm::of_both(old.alarm.as_ref(), new.alarm.as_ref()),
-        reconnections: Reconnections::of([old, new].map(|info| info.reconnections.clone())),
-        warnings: old.warnings.iter().chain(&*new.warnings).cloned().collect(),
-    })
-}
-
-fn weaker(one: Fencing, other: Fencing) -> Fencing {
-    let order = [Fencing::None, Fencing::BestEffort, Fencing::Hybrid, Fencing::Strict];
-    order.into_iter().find(|fencing| *fencing == one || *fencing == other).unwrap_or(Fencing::None)
 }
 
 #[async_trait]

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    pair::Pair,
-    record::{PhaseRecord, Side},
-};
+use super::{pair::Pair, phase::Side, record::PhaseRecord};
 use crate::{
     Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token, clock::wall_clock, store::FENCE_ROOM,
 };

@@ -3,7 +3,8 @@
 use super::{
     floor::OWN,
     migration::Migration,
-    record::{Phase, PhaseRecord, Side, unmark},
+    phase::{Phase, Side},
+    record::{PhaseRecord, unmark},
 };
 use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     dual::Dual,
     floor::OWN,
-    record::{Phase, Side},
+    phase::{Phase, Side},
 };
 use crate::{Holder, KeyState, LockKey, LockStore, Query, Result};
 

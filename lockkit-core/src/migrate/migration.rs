@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 use super::{
     floor::{check_room, floor, reached},
     pair::{Pair, is_wrong},
-    record::{Phase, PhaseRecord, Side, drain},
+    phase::{Phase, Side},
+    record::{PhaseRecord, drain},
     rules,
 };
 use crate::{Error, ErrorKind, Fence, LockStore, Result, StoreInfo, Token, store::identity};

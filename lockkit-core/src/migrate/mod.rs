@@ -23,6 +23,7 @@ mod holders;
 mod inspect;
 mod migration;
 mod pair;
+mod phase;
 mod record;
 mod release;
 mod renew;
@@ -38,7 +39,8 @@ pub use self::{
     floor::Fences,
     holders::Seen,
     migration::{Migration, Start, State},
-    record::{Phase, PhaseRecord, Side},
+    phase::{Phase, Side},
+    record::PhaseRecord,
     steps::{Drain, Step},
     tally::Tally,
 };

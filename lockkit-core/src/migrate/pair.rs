@@ -9,13 +9,10 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    record::{PhaseRecord, Side},
-    rules,
-};
+use super::{phase::Side, record::PhaseRecord, rules};
 use crate::{
-    Error, ErrorKind, Fencing, LockKey, LockStore, Moment, Result,
-    store::{Record, Records, Swap, join_all, known_identity},
+    Alarm, Capability, Error, ErrorKind, Fencing, Liveness, LockKey, LockStore, Moment, Result, StoreInfo, Waiting,
+    store::{Reconnections, Record, Records, Swap, join_all, known_identity},
 };
 
 /// The name of the record.
@@ -43,6 +40,44 @@ impl Pair {
     /// The present moment. All is measured on the clock of the old store.
     pub(super) fn now(&self) -> Moment {
         self.0[0].info().clock.now()
+    }
+
+    /// What both stores can do, and the protocol covers.
+    pub(super) fn info(&self, record: &PhaseRecord) -> Result<StoreInfo> {
+        let [old, new] = Side::ALL.map(|side| self.at(side).info());
+        let ttls = [old, new].map(|info| info.capability.liveness.ttl.clone());
+        let shortest = ttls.iter().flatten().map(|range| *range.start()).max().unwrap_or(Duration::from_millis(1));
+        let longest =
+            ttls.iter().flatten().map(|range| *range.end()).min().unwrap_or(record.max_ttl).min(record.max_ttl);
+        if shortest > longest {
+            let why = format!("no ttl suits both stores and the migration: at least {shortest:?}, at most {longest:?}");
+            return Err(Error::new(ErrorKind::Misconfigured, why));
+        }
+        let [of_old, of_new] = [&old.capability, &new.capability];
+        let polls = of_old.waiting == Waiting::Poll || of_new.waiting == Waiting::Poll;
+        Ok(StoreInfo {
+            scheme: "migrate",
+            name: format!("migration from {} to {}", old.name, new.name).into(),
+            capability: Capability {
+                shared: false,
+                permits: false,
+                fifo: false,
+                resume: false,
+                keeps: false,
+                downgrades: false,
+                waiting: if polls { Waiting::Poll } else { Waiting::Notify },
+                liveness: Liveness {
+                    ttl: Some(shortest..=longest),
+                    session: of_old.liveness.session.max(of_new.liveness.session),
+                },
+                fencing: weaker(of_old.fencing, of_new.fencing),
+                max_key_bytes: of_old.max_key_bytes.min(of_new.max_key_bytes),
+            },
+            clock: Arc::clone(&old.clock),
+            alarm: Alarm::of_both(old.alarm.as_ref(), new.alarm.as_ref()),
+            reconnections: Reconnections::of([old, new].map(|info| info.reconnections.clone())),
+            warnings: old.warnings.iter().chain(&*new.warnings).cloned().collect(),
+        })
     }
 
     /// A moment of a store's clock on the clock of this pair, or one before it.
@@ -282,4 +317,9 @@ fn said(found: &[Option<PhaseRecord>], needed: usize) -> Option<Option<PhaseReco
 /// How long a call may take that is not what the caller waits for.
 pub(super) fn aside(ttl: Duration) -> Duration {
     (ttl / 8).min(Duration::from_millis(250))
+}
+
+fn weaker(one: Fencing, other: Fencing) -> Fencing {
+    let order = [Fencing::None, Fencing::BestEffort, Fencing::Hybrid, Fencing::Strict];
+    order.into_iter().find(|fencing| *fencing == one || *fencing == other).unwrap_or(Fencing::None)
 }

@@ -6,7 +6,7 @@ use super::{
     claim::{Asking, Entry, Held},
     dual::{Confirmed, Dual},
     pair::aside,
-    record::{Phase, Side},
+    phase::{Phase, Side},
     rules,
 };
 use crate::{

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use super::record::{Phase, PhaseRecord, Side};
+use super::{
+    phase::{Phase, Side},
+    record::PhaseRecord,
+};
 use crate::{Error, ErrorKind, Fence, Moment, Result};
 
 /// Whether what was asked for at `sent` may still be acted on (rule M3).

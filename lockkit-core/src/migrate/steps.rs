@@ -8,7 +8,8 @@ use super::{
     floor::{Fences, check_room, fences, floor, reached},
     migration::{Migration, State, in_both, not_started},
     pair::overtaken,
-    record::{Phase, PhaseRecord, Side, drain},
+    phase::{Phase, Side},
+    record::{PhaseRecord, drain},
     rules,
 };
 use crate::{Error, ErrorKind, Fence, Result};
