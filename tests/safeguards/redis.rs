@@ -4,6 +4,7 @@ use crate::list::safeguards;
 
 const SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
+const ATTEMPT: &str = "lockkit-redis/src/store/attempt.rs";
 const REPLICAS: &str = "lockkit-redis/src/client/replicas.rs";
 const SENTINEL: &str = "lockkit-redis/src/client/sentinel.rs";
 const VOTE: &str = "lockkit-redis/src/client/vote.rs";
@@ -59,7 +60,7 @@ safeguards! {
         "An error with the next in a queue takes no grant back"
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("pcall(serve)", "serve()"))"#
         by "lockkit-redis/redis::kinds::an_error_with_the_next_in_the_queue_takes_no_grant_back";
-    pause in ACQUIRE
+    pause in ATTEMPT
         "A server that took over grants nothing for the longest ttl"
         "epoch.and_then(|epoch| «epoch.pause(self.clock.now())»)" => "None"
         by "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for";

@@ -79,11 +79,11 @@ pub(crate) struct Connection {
     pub(super) watches: Option<Watches>,
     pub(super) subscriptions: Arc<Subscriptions>,
     /// Where the dialer keeps the connection in use.
-    pub(super) slot: Weak<Slot>,
+    pub(super) shared: Weak<SharedConnection>,
 }
 
 /// The connection in use.
-pub(super) type Slot = SingleFlight<Arc<Connection>>;
+pub(super) type SharedConnection = SingleFlight<Arc<Connection>>;
 
 impl Connection {
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
@@ -203,7 +203,7 @@ impl Connection {
     /// Takes the connection out of use, and wakes those who rely on it. Operations under way go on.
     pub(super) fn give_up(&self) {
         self.broken.store(true, Ordering::Release);
-        _ = self.slot.upgrade().map(|slot| slot.present(|current| current.stays()));
+        _ = self.shared.upgrade().map(|shared| shared.present(|current| current.stays()));
         self.subscriptions.detach(self.generation);
     }
 
@@ -228,6 +228,11 @@ impl Connection {
     /// The server's time in charge, where servers can take over from each other.
     pub(crate) fn epoch(&self) -> Option<&Epoch> {
         self.epoch.as_ref()
+    }
+
+    /// The mark of the leases that are granted here, where servers can take over from each other.
+    pub(crate) fn mark(&self) -> Option<&str> {
+        self.epoch.as_ref().map(|epoch| &*epoch.mark)
     }
 
     /// Adds what goes before a script that changes leases, where servers can take over from each other.

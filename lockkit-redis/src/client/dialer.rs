@@ -27,7 +27,7 @@ use crate::{
     client::{
         batch::{Batches, QUEUE},
         connect,
-        connection::{Connection, Slot},
+        connection::{Connection, SharedConnection},
         epoch::Epoch,
         note::NoteKey,
         sentinel::{OnSwitch, Watches},
@@ -52,7 +52,7 @@ pub(crate) struct Dialer {
     alarm: Option<Alarm>,
     subscriptions: Arc<Subscriptions>,
     /// The connection in use.
-    slot: Arc<Slot>,
+    shared: Arc<SharedConnection>,
     reconnections: Reconnections,
     /// How many were begun.
     generation: AtomicU64,
@@ -80,8 +80,8 @@ impl Dialer {
         subscriptions: Arc<Subscriptions>,
         reconnections: Reconnections,
     ) -> Arc<Self> {
-        let (slot, generation, epoch, admitted) = Default::default();
-        Arc::new(Self { config, note, alarm, subscriptions, slot, reconnections, generation, epoch, admitted })
+        let (shared, generation, epoch, admitted) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, shared, reconnections, generation, epoch, admitted })
     }
 
     /// The connection, made now if there is none.
@@ -112,13 +112,13 @@ impl Dialer {
         // The bound of this call is the one around it. It is rarely waited for: in a box it does not make the futures of all
         // operations larger.
         let made: Pin<Box<dyn Future<Output = Result<Arc<Connection>>> + Send + '_>> =
-            Box::pin(self.slot.get(is_alive, self.config.timeout.saturating_mul(2), || dialer.attempt_next()));
+            Box::pin(self.shared.get(is_alive, self.config.timeout.saturating_mul(2), || dialer.attempt_next()));
         timeout(bound, made).await.unwrap_or_else(|_| Err(not_connected_within(bound)))
     }
 
     /// The connection, unless it is known to be dead.
     pub(crate) fn current(&self) -> Option<Arc<Connection>> {
-        self.slot.present(|connection| connection.stays())
+        self.shared.present(|connection| connection.stays())
     }
 
     /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
@@ -212,7 +212,7 @@ impl Dialer {
             clock: Ok(Fence::NONE),
             watches,
             subscriptions: Arc::clone(&self.subscriptions),
-            slot: Arc::downgrade(&self.slot),
+            shared: Arc::downgrade(&self.shared),
         };
         self.vet(&mut connection).await?;
         if connection.is_broken() {
@@ -310,8 +310,8 @@ impl Admitted {
 
 impl fmt::Debug for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, slot, .. } = self;
-        f.debug_struct("Dialer").field("config", config).field("slot", slot).finish_non_exhaustive()
+        let Self { config, shared, .. } = self;
+        f.debug_struct("Dialer").field("config", config).field("shared", shared).finish_non_exhaustive()
     }
 }
 

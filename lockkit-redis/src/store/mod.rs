@@ -1,6 +1,7 @@
 //! The store: five questions, each one round trip.
 
 pub(crate) mod acquire;
+pub(crate) mod attempt;
 pub(crate) mod check;
 pub(crate) mod inspect;
 pub(crate) mod order;

@@ -8,8 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Error, FenceClock, LossReason, Mode, Order, Release, Renewal, Result,
-    Token, store::PLACE,
+    AcquireRequest, Attempt, Claim, Effect, FenceClock, LossReason, Mode, Order, Release, Renewal, Result, Token,
 };
 use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
@@ -18,14 +17,12 @@ use crate::{
     client::{connection::Connection, node::Route},
     store::{
         RedisStore,
-        acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, contended, subscribe_and_send},
+        attempt::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, contended},
         ordered::{Listener, OpenClaim},
     },
     wire::{
         error::{self, Sent},
-        name, redirect,
-        scripts::{QUEUE, QUEUE_GUARDED},
-        value,
+        queue, redirect,
     },
 };
 
@@ -101,36 +98,6 @@ impl RedisStore {
         }
     }
 
-    /// Asks for a lease, and for a place in the queue if there is somebody to listen at it.
-    pub(super) async fn send_in_order(
-        &self,
-        route: &Route,
-        connection: &Connection,
-        acquisition: &Acquisition<'_>,
-        waiter: Option<&mut Listener>,
-    ) -> Result<Value> {
-        let AcquireRequest { claim, from, .. } = acquisition.request;
-        let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let what = if from.is_some() { "replace" } else { "take" };
-        let mut take = command(connection, &acquisition.lock, what, &claim.token);
-        take.arg(first).arg(1);
-        push_wish(&mut take, connection, acquisition, waiter.as_ref().map(|waiter| &*waiter.channel));
-        if let Some(from) = from {
-            take.arg(from.reveal());
-        }
-        connection.push_epoch(&mut take);
-        let channels = waiter.map(|waiter| waiter.arm(&acquisition.lock)).unwrap_or_default();
-        let reply = if channels.is_empty() {
-            connection.run(take, route.asking, acquisition.bound, Sent::Yes).await?
-        } else {
-            subscribe_and_send(connection, &channels, take, acquisition.bound).await?
-        };
-        match reply {
-            Value::Int(-4) => Err(Error::invalid("the semaphore has another number of permits")),
-            reply => Ok(reply),
-        }
-    }
-
     /// Whether a claim shares its lock, or was asked for in an order: its end grants the lock to the next.
     pub(super) fn is_in_order(&self, claim: &Claim) -> bool {
         claim.mode != Mode::Exclusive || self.ordered.has(claim)
@@ -159,8 +126,8 @@ impl RedisStore {
         }
         let pause = connection.epoch().and_then(|epoch| epoch.pause(self.info.clock.now()));
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let mut end = command(&connection, lock, "end", &claim.token);
-        connection.push_epoch(end.arg(first).arg(u8::from(pause.is_none())));
+        let mut end = queue::end(connection.mark(), lock, &claim.token, first, pause.is_none());
+        connection.push_epoch(&mut end);
         let reply = connection.run(end, route.asking, self.timeout, Sent::Yes).await;
         // When many give up at once, their releases take the room that giving up their channels needs.
         route.node.subscriptions.tidy();
@@ -175,12 +142,7 @@ impl RedisStore {
 
 /// A command that renews a lease that shares its lock.
 pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Renewal, ttl_ms: u64) -> Cmd {
-    let text = |text: Option<String>| text.unwrap_or_default();
-    let lock = store.names.lock(&renewal.claim.key);
-    let mut renew = command(connection, &lock, "renew", &renewal.claim.token);
-    renew.arg(1).arg(0).arg(ttl_ms).arg(renewal.depth);
-    renew.arg(text(renewal.holder.as_ref().map(|holder| format!(":{}", holder.as_str()))));
-    renew.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
+    let mut renew = queue::renew(connection.mark(), &store.names.lock(&renewal.claim.key), renewal, ttl_ms);
     connection.push_epoch(&mut renew);
     renew
 }
@@ -195,29 +157,4 @@ impl HeldByAnother {
             _ => lapses,
         }
     }
-}
-
-/// A command that runs `queue.lua`: what is to be done, and for which claim.
-fn command(connection: &Connection, lock: &str, what: &str, token: &Token) -> Cmd {
-    let script = if connection.epoch().is_some() { &QUEUE_GUARDED } else { &QUEUE };
-    let keys = name::all(lock);
-    let mut command = script.by_hash(keys.len(), 14, 8 * lock.len() + 500);
-    command.arg(&keys).arg(what).arg(token.reveal());
-    command
-}
-
-/// Adds what is asked for, with a place in the queue if there is a channel to listen at.
-fn push_wish(command: &mut Cmd, connection: &Connection, acquisition: &Acquisition<'_>, channel: Option<&str>) {
-    let request = acquisition.request;
-    let mut tail = String::with_capacity(request.holder.as_str().len() + 24);
-    let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
-    value::push_tail(&mut tail, request.fence.span, mark, &request.holder);
-    let kept = channel.map_or(0, |_| PLACE.as_millis());
-    let mode = match request.claim.mode {
-        Mode::Shared => "s".to_owned(),
-        Mode::Permit { limit } => format!("p{limit}"),
-        _ => "x".to_owned(),
-    };
-    command.arg(mode).arg(acquisition.ttl_ms).arg(request.fence.span).arg(request.fence.floor.offset(1).get());
-    command.arg(kept.to_string()).arg(channel.unwrap_or_default()).arg(tail);
 }

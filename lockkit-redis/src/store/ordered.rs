@@ -23,11 +23,11 @@ const GROWTH: usize = 1024;
 /// The claims that were asked for in an order, and where they wait.
 #[derive(Default)]
 pub(crate) struct Ordered {
-    table: Mutex<Table>,
+    table: Mutex<ClaimTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct ClaimTable {
     claims: HashMap<Token, Stage>,
     /// With how many claims to look for those that can be forgotten.
     limit: usize,
@@ -112,7 +112,7 @@ impl Ordered {
     }
 }
 
-impl Table {
+impl ClaimTable {
     /// Takes out, once there are many more claims than before, those whose places are over: they were given up, and their release may
     /// never be asked for. And those that have the lock, if there are too many.
     fn sweep(&mut self) -> Vec<Stage> {
