@@ -3,7 +3,7 @@
 //! The map of the slots is asked for when it is needed: at first, when a member says that a slot has moved, and when one
 //! could not be reached. The primaries are asked at once, over the connections that there are to them. If there is none to
 //! most of them, all members are asked, over connections for that alone: a replica can tell as well. The answer with the
-//! highest epoch counts.
+//! highest configuration epoch counts.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use crate::{
         node::{Node, Route, Sorted},
         note::{NoteKey, Ranges},
         rounds::Rounds,
-        slots::{self, Range, Told},
+        slots::{self, MemberMap, Range},
         vote,
     },
     config::{RedisConfig, Topology},
@@ -43,7 +43,7 @@ const HOPS: u32 = 5;
 const FRESH: Duration = Duration::from_millis(100);
 
 /// What members are asked, side by side.
-type Questions = JoinSet<Result<Told>>;
+type Questions = JoinSet<Result<MemberMap>>;
 
 /// The members of a cluster.
 #[derive(Debug)]

@@ -19,11 +19,11 @@ const SLOTS_TRIED: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct NoteKey {
     names: Names,
-    place: Mutex<Place>,
+    slots: Mutex<UsableSlots>,
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct UsableSlots {
     key: String,
     slots: Vec<(u16, u16)>,
     /// Those of them that were on their way to another server.
@@ -33,16 +33,16 @@ struct Place {
 impl NoteKey {
     /// The key of the note of a server with these slots, or with all that there are. One without slots keeps none.
     pub(crate) fn new(names: &Names, slots: &Ranges) -> Self {
-        let note = Self { names: names.clone(), place: Mutex::default() };
+        let note = Self { names: names.clone(), slots: Mutex::default() };
         note.keep_in(slots);
         note
     }
 
     /// The slots of the server have changed. Whether the key has.
     pub(crate) fn keep_in(&self, slots: &Ranges) -> bool {
-        self.change(|place| {
-            place.slots = slots.to_vec();
-            place.shunned.retain(|slot| contains(slots, *slot));
+        self.change(|usable| {
+            usable.slots = slots.to_vec();
+            usable.shunned.retain(|slot| contains(slots, *slot));
         })
     }
 
@@ -65,28 +65,28 @@ impl NoteKey {
     }
 
     fn key(&self) -> String {
-        unpoisoned(&self.place).key.clone()
+        unpoisoned(&self.slots).key.clone()
     }
 
     /// Chooses another slot, if the error says that the present one is on its way. Whether there is reason to ask again.
     fn evade(&self, error: &Error) -> bool {
         let moving = Redirect::of(error).filter(|to| to.asking);
-        moving.is_some_and(|to| self.change(|place| _ = place.shunned.insert(to.slot)))
+        moving.is_some_and(|to| self.change(|usable| _ = usable.shunned.insert(to.slot)))
     }
 
-    fn change(&self, change: impl FnOnce(&mut Place)) -> bool {
-        let mut place = unpoisoned(&self.place);
-        change(&mut place);
-        if place.slots.is_empty() {
+    fn change(&self, change: impl FnOnce(&mut UsableSlots)) -> bool {
+        let mut usable = unpoisoned(&self.slots);
+        change(&mut usable);
+        if usable.slots.is_empty() {
             return false;
         }
-        let count: usize = place.slots.iter().map(|(first, last)| usize::from(last - first) + 1).sum();
-        if place.shunned.len() >= count {
+        let count: usize = usable.slots.iter().map(|(first, last)| usize::from(last - first) + 1).sum();
+        if usable.shunned.len() >= count {
             // All were on their way, at one time or another.
-            place.shunned.clear();
+            usable.shunned.clear();
         }
-        let key = self.names.note(|slot| contains(&place.slots, slot) && !place.shunned.contains(&slot));
-        std::mem::replace(&mut place.key, key) != place.key
+        let key = self.names.note(|slot| contains(&usable.slots, slot) && !usable.shunned.contains(&slot));
+        std::mem::replace(&mut usable.key, key) != usable.key
     }
 }
 

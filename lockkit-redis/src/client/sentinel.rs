@@ -52,7 +52,7 @@ struct Watched {
     config: RedisConfig,
     on_switch: OnSwitch,
     address: Address,
-    epoch: u64,
+    config_epoch: u64,
     all: Mutex<Vec<Watch>>,
     /// Where the connection to the primary lives.
     home: Handle,
@@ -87,10 +87,10 @@ impl Watches {
     /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers, or if they name several at
     /// the same epoch and no majority names one; `Denied` if the login is wrong.
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
-        let Found { address, epoch, watches } = find(config, &on_switch).await?;
+        let Found { address, config_epoch, watches } = find(config, &on_switch).await?;
         watches.iter().for_each(|watch| watch.news.expect(&address));
         let (config, all, asked) = (config.clone(), Mutex::new(watches), Mutex::default());
-        Ok(Self(Arc::new(Watched { config, on_switch, address, epoch, all, home: Handle::current(), asked })))
+        Ok(Self(Arc::new(Watched { config, on_switch, address, config_epoch, all, home: Handle::current(), asked })))
     }
 
     /// Where the primary is.
@@ -129,7 +129,7 @@ impl Watched {
                 *unpoisoned(&self.all) = found.watches;
             }
             // At the same epoch one of the two names is wrong: whoever connects anew asks once more.
-            Ok(found) if found.epoch >= self.epoch => (self.on_switch)(),
+            Ok(found) if found.config_epoch >= self.config_epoch => (self.on_switch)(),
             // A sentinel that has not heard of our primary yet is not worth listening to.
             Ok(_) | Err(_) => {}
         }
@@ -139,7 +139,7 @@ impl Watched {
 /// What the sentinels say.
 struct Found {
     address: Address,
-    epoch: u64,
+    config_epoch: u64,
     watches: Vec<Watch>,
 }
 
@@ -228,11 +228,11 @@ async fn ask(
     let within: Duration = config.timeout;
     let (watch, replies) =
         timeout(within, exchange).await.unwrap_or_else(|_| Err(Error::no_answer(within, Sent::No))).map_err(named)?;
-    let (address, epoch) = read(&replies, primary).map_err(named)?;
-    Ok((epoch, Found { address, epoch, watches: vec![watch] }))
+    let (address, config_epoch) = read(&replies, primary).map_err(named)?;
+    Ok((config_epoch, Found { address, config_epoch, watches: vec![watch] }))
 }
 
-/// Which server is the primary, and since which epoch. A failover may come between the two answers. Then the address must be the
+/// Which server is the primary, and since which configuration epoch. A failover may come between the two answers. Then the address must be the
 /// newer one: at an epoch that is too low it loses against the others' answers, while a former primary at the new epoch
 /// would win.
 const QUESTIONS: [&str; 2] = ["MASTER", "GET-MASTER-ADDR-BY-NAME"];

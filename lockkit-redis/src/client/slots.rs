@@ -24,17 +24,17 @@ pub(crate) struct Range {
     pub(crate) addresses: Vec<Address>,
 }
 
-/// What a member says, with the epoch that it knows.
-pub(crate) type Told = (u64, Vec<Range>);
+/// Which slots are whose as one member has it, and the configuration epoch that it knows.
+pub(crate) type MemberMap = (u64, Vec<Range>);
 
 /// Asks a member that there is a connection to.
-pub(crate) async fn ask(host: &str, connection: &Connection, bound: Duration) -> Result<Told> {
+pub(crate) async fn ask(host: &str, connection: &Connection, bound: Duration) -> Result<MemberMap> {
     let replies = connection.run_all(&questions(), bound, Sent::ReadOnly).await?;
     read(replies, host)
 }
 
 /// Asks a member over a connection for this alone.
-pub(crate) async fn ask_anew(config: &RedisConfig, address: &Address) -> Result<Told> {
+pub(crate) async fn ask_anew(config: &RedisConfig, address: &Address) -> Result<MemberMap> {
     let exchange = async {
         let (login, settings) = (config.login.read(0)?, AsyncConnectionConfig::new());
         let (mut connection, driver) = connect::connect(config, address, &login, settings).await?;
@@ -57,7 +57,7 @@ fn questions() -> Pipeline {
 }
 
 /// Reads the answers of the member at this host.
-fn read(replies: Vec<Value>, host: &str) -> Result<Told> {
+fn read(replies: Vec<Value>, host: &str) -> Result<MemberMap> {
     let [slots, info] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::No))?;
     if let Value::ServerError(e) = slots {
         return Err(match e.details() {
@@ -72,8 +72,8 @@ fn read(replies: Vec<Value>, host: &str) -> Result<Told> {
         return Err(Error::new(ErrorKind::Unavailable, "the member serves no slots and knows no member that does"));
     }
     let info = redis::from_redis_value::<String>(info).unwrap_or_default();
-    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
-    Ok((epoch.unwrap_or(0), ranges))
+    let config_epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
+    Ok((config_epoch.unwrap_or(0), ranges))
 }
 
 /// Reads the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ..], ..]` for each range.

@@ -29,13 +29,13 @@ const A_FEW: usize = 4;
 /// The subscriptions of a store.
 #[derive(Default)]
 pub(crate) struct Subscriptions {
-    table: Mutex<Table>,
+    table: Mutex<ChannelTable>,
     /// How many channels are subscribed: the common case, none, is known without the table.
     subscribed: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Table {
+struct ChannelTable {
     /// Which connection the subscriptions belong to.
     generation: u64,
     connection: Weak<Batches>,
@@ -152,7 +152,7 @@ impl Subscriptions {
     }
 
     /// Nothing is subscribed any more: drops what nobody waits for, and wakes the others.
-    fn forget(&self, table: &mut Table) {
+    fn forget(&self, table: &mut ChannelTable) {
         self.subscribed.store(0, Ordering::Release);
         table.kept.clear();
         table.channels.retain(|_, channel| channel.waiters > 0);
@@ -163,14 +163,14 @@ impl Subscriptions {
     }
 
     /// After a change of its waiters or its subscription: drops a channel that nobody waits for.
-    fn settle(&self, table: &mut Table, name: &str) {
+    fn settle(&self, table: &mut ChannelTable, name: &str) {
         if table.channels.get(name).is_some_and(|channel| channel.waiters == 0) {
             self.unsubscribe(table, name);
         }
     }
 
     /// Gives up a few of the channels that were kept, as far as nobody waits for them and there is room now.
-    fn give_up_kept(&self, table: &mut Table) {
+    fn give_up_kept(&self, table: &mut ChannelTable) {
         for _ in 0..A_FEW {
             let Some(name) = table.kept.pop_first() else { return };
             self.settle(table, &name);
@@ -185,7 +185,7 @@ impl Subscriptions {
     ///
     /// The request takes its place in the connection's queue here and now, so that a later subscription can't overtake
     /// it.
-    fn unsubscribe(&self, table: &mut Table, name: &str) {
+    fn unsubscribe(&self, table: &mut ChannelTable, name: &str) {
         let Some((name, channel)) = table.channels.get_key_value(name) else { return };
         let name = Arc::clone(name);
         if channel.subscribed {
@@ -203,7 +203,7 @@ impl Subscriptions {
     }
 }
 
-impl Table {
+impl ChannelTable {
     fn add_waiter(&mut self, name: &str) -> (Arc<str>, watch::Receiver<()>) {
         let name = self.channels.get_key_value(name).map(|(name, _)| Arc::clone(name)).unwrap_or_else(|| name.into());
         let channel = self.channels.entry(Arc::clone(&name)).or_insert_with(Channel::new);

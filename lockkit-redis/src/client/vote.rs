@@ -7,7 +7,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// The answer of the highest epoch among those of a majority, or else among those that came within `grace`; at least
+/// The answer of the highest configuration epoch among those of a majority, or else among those that came within `grace`; at least
 /// one is waited for in any case. The others come with it. Each task gives the epoch with its answer.
 ///
 /// Answers of the highest epoch that do not say the same, as `agree` tells, can't both be right, and which one came first means

@@ -22,9 +22,9 @@ const FEWEST: usize = 3;
 
 /// What one sentinel says.
 #[derive(Debug)]
-struct Told {
+struct SentinelReport {
     primary: Address,
-    epoch: u64,
+    config_epoch: u64,
     replicas: Vec<Address>,
     /// How many sentinels it knows, with itself.
     known: usize,
@@ -60,7 +60,7 @@ pub(super) async fn examine(
             }
         }
     }
-    let Some((_, newest)) = told.iter().max_by_key(|(_, told)| told.epoch) else {
+    let Some((_, newest)) = told.iter().max_by_key(|(_, told)| told.config_epoch) else {
         return Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no sentinel answers")));
     };
     findings.extend(together(&told, sentinels.len()));
@@ -74,7 +74,7 @@ pub(super) async fn examine(
     group::examine(config, names, &patients, findings).await
 }
 
-async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Login) -> Result<Told> {
+async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Login) -> Result<SentinelReport> {
     let dialer = dialer(config, address, login);
     let connection = dialer.connection().await?;
     let mut requests = Pipeline::with_capacity(4);
@@ -85,7 +85,7 @@ async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Log
     let replies = connection.run_all(&requests, config.timeout, Sent::ReadOnly).await?;
     let [master, named, replicas, quorum] =
         <[Value; 4]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-    let (address, epoch) = sentinel::read(&[master.clone(), named], primary)?;
+    let (address, config_epoch) = sentinel::read(&[master.clone(), named], primary)?;
     let fields: HashMap<String, String> = redis::from_redis_value(master).unwrap_or_default();
     // While it leads a failover, what it says of the primary is said of the former one.
     let is_of = |host: &str, port: u16| {
@@ -99,9 +99,9 @@ async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Log
         let port = fields.get("port")?.parse().ok()?;
         Some((fields.remove("ip")?, port))
     });
-    Ok(Told {
+    Ok(SentinelReport {
         primary: address,
-        epoch,
+        config_epoch,
         replicas: replicas.collect(),
         known: others + 1_usize,
         is_down,
@@ -110,7 +110,7 @@ async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Log
     })
 }
 
-fn of_one(told: &Told) -> Finding {
+fn of_one(told: &SentinelReport) -> Finding {
     let primary = address::text(&told.primary);
     if told.is_down {
         let summary = format!("it says that the primary is {primary}, and that it is down");
@@ -126,7 +126,7 @@ fn silent(error: &Error) -> Finding {
 }
 
 /// What only shows when their answers are compared.
-fn together(told: &[(Arc<str>, Told)], named: usize) -> Vec<Finding> {
+fn together(told: &[(Arc<str>, SentinelReport)], named: usize) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some((one, first)) = told.first()
         && let Some((other, differs)) = told.iter().find(|(_, other)| other.primary != first.primary)
