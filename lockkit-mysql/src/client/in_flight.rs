@@ -17,13 +17,13 @@ use tokio::{
 /// The statements that such connections were left with.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    statements: Mutex<Vec<Arc<Statement>>>,
+    statements: Mutex<Vec<Arc<StatementInFlight>>>,
     /// Counts those whose time was over before they were known to have ended: what they do may come after what is asked next.
     reconnections: Reconnections,
 }
 
 #[derive(Debug)]
-struct Statement {
+struct StatementInFlight {
     /// The claim that it may be about.
     token: Option<Token>,
     /// The right to its connection.
@@ -37,7 +37,7 @@ struct Statement {
 /// A connection with such a statement, which is closed when this is dropped. **The statement counts on** until it has
 /// [ended](Self::ended), or its time is over: whoever awaits its end may go with a runtime, while the server goes on.
 #[derive(Debug)]
-pub(crate) struct Closing(Arc<Statement>);
+pub(crate) struct Closing(Arc<StatementInFlight>);
 
 impl InFlight {
     pub(crate) fn new(reconnections: Reconnections) -> Self {
@@ -48,7 +48,7 @@ impl InFlight {
     pub(crate) fn add(&self, token: Option<Token>, permit: Option<OwnedSemaphorePermit>, until: Instant) -> Closing {
         self.give_back();
         let (permit, until) = (Mutex::new(permit), watch::Sender::new(until));
-        let statement = Arc::new(Statement { token, permit, until, is_done: AtomicBool::new(false) });
+        let statement = Arc::new(StatementInFlight { token, permit, until, is_done: AtomicBool::new(false) });
         unpoisoned(&self.statements).push(Arc::clone(&statement));
         Closing(statement)
     }
@@ -82,7 +82,7 @@ impl InFlight {
     /// By when a statement about the claim has ended, if there is one. Nearly always there is none at all.
     fn of(&self, token: &Token) -> Option<watch::Receiver<Instant>> {
         let statements = unpoisoned(&self.statements);
-        let is_open = |one: &&Arc<Statement>| one.token == Some(*token) && *one.until.borrow() > Instant::now();
+        let is_open = |one: &&Arc<StatementInFlight>| one.token == Some(*token) && *one.until.borrow() > Instant::now();
         statements.iter().find(is_open).map(|statement| statement.until.subscribe())
     }
 }

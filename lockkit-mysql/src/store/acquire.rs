@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, LockKey, Result, Token, store::Sent,
-};
+use lockkit_core::{AcquireRequest, Attempt, Contention, FenceClock, Hold, Result, Token};
 use tokio::time::Instant;
 
 use crate::{
@@ -13,21 +11,12 @@ use crate::{
         pool::ConnectionClass,
         raw::LONGEST_WAIT,
     },
-    store::{
-        MySqlStore,
-        named_lock_queue::{NamedLock, QueueTurn},
-        order, renew,
-    },
+    store::{MySqlStore, named_lock_queue::QueueTurn, order, renew},
     wire::{
-        name::to_column,
         row,
-        statements::{Statement, over_fence},
-        value::{LockedRow, MAX_FENCE, RenewalTerms, check_floor, microseconds},
+        value::{LockedRow, RenewalTerms, check_floor, microseconds},
     },
 };
-
-/// In µs since 1970: a server's clock that is behind this is not set, and fences from it would be numbers of rows.
-const LEAST_TIME: u64 = 1 << 50;
 
 /// Asks for a lease, and queues on a named lock where the request waits for long enough.
 pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Result<Attempt> {
@@ -40,7 +29,7 @@ pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Res
         return store.attempt_in_place_of(request, &from).await;
     }
     let waits = request.wait >= LONGEST_WAIT;
-    match waits.then(|| store.queues.turn(&request.claim.key)).flatten() {
+    match waits.then(|| store.named_locks.turn(&request.claim.key)).flatten() {
         Some(turn) => store.attempt_in_turn(request, turn).await,
         None => store.attempt_row(request, store.bound(request.ttl)).await,
     }
@@ -109,19 +98,6 @@ impl MySqlStore {
         Ok(attempt)
     }
 
-    /// Awaits what is under way for a lease that is to end: a request that is still on its way would queue for nobody, or take the lock
-    /// for nobody when this lease has ended. A release awaits it for the same reason. Gives the named lock that the lease came with.
-    pub(super) async fn before_replacing(
-        &self,
-        key: &LockKey,
-        from: &Token,
-        bound: Bound,
-    ) -> Result<Option<NamedLock>> {
-        self.grants.forget(from);
-        self.pool.settled(from, bound).await?;
-        Ok(self.queues.named_lock_of(key, from))
-    }
-
     async fn attempt_row(&self, request: &AcquireRequest, bound: Bound) -> Result<Attempt> {
         let mut connection = self.pool.connection(ConnectionClass::Common, bound).await?;
         if let Some(hold) = self.take(&mut connection, request).await? {
@@ -164,45 +140,6 @@ impl MySqlStore {
         self.take_row(connection, request, taking, request.holder.as_str()).await
     }
 
-    /// Takes the row of a lock by one of the statements that do.
-    pub(super) async fn take_row(
-        &self,
-        connection: &mut Connection,
-        request: &AcquireRequest,
-        taking: Statement,
-        holder: &str,
-    ) -> Result<Option<Hold>> {
-        let AcquireRequest { claim, fence, .. } = request;
-        let statement = |question| {
-            let taking = taking
-                .bind(fence.floor.get() + 1)
-                .bind(fence.span)
-                .bind(claim.token.as_bytes().as_slice())
-                .bind(holder)
-                .bind(over_fence(question))
-                .bind(microseconds(request.ttl))
-                .bind(to_column(&claim.key));
-            match &request.from {
-                None => taking,
-                Some(from) => taking.bind(from.as_bytes().as_slice()),
-            }
-        };
-        self.grants.forget(&claim.token);
-        let sent = self.info.clock.now();
-        let (done, question) = connection.execute(statement, Some(claim.token)).await?;
-        let first = done.last_insert_id() ^ over_fence(question);
-        match done.rows_affected() {
-            0 if done.last_insert_id() == 0 => Ok(None),
-            1 if is_sane(first, fence) => {
-                let (fence, until) = (Fence::new(first), sent + request.ttl);
-                let hold = Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 };
-                self.grants.add(&hold);
-                Ok(Some(hold))
-            }
-            _ => Err(connection.out_of_step(Sent::Yes)),
-        }
-    }
-
     /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
         let renewal = RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
@@ -220,10 +157,4 @@ impl MySqlStore {
             found => Ok(row::contended(found)),
         }
     }
-}
-
-/// Whether a grant can have this fence. If not, the answer belongs to another question: one with another number, or one
-/// without a number, such as the one that makes the row.
-fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
-    (asked.floor.get() + 1..MAX_FENCE).contains(&fence) && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
 }

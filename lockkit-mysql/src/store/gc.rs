@@ -24,11 +24,7 @@ use crate::{
         pool::{ConnectionClass, Pool},
     },
     config::MySqlConfig,
-    wire::{
-        error,
-        row::column,
-        statements::{Size, Statements},
-    },
+    wire::{error, row::column, size::Size, statements::Statements},
 };
 
 /// How many rows are read at once.

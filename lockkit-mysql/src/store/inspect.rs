@@ -15,7 +15,7 @@ use crate::{
         error::Sent,
         name::{after_prefix, to_column},
         row::{self, LockRow},
-        statements::Size,
+        size::Size,
     },
 };
 

@@ -1,15 +1,18 @@
 //! The store's answers. Each usual answer takes one statement.
 
 pub(crate) mod acquire;
+pub(crate) mod attempt;
 pub(crate) mod gc;
 pub(crate) mod grants;
 pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
 mod named_lock_watch;
 pub(crate) mod order;
+pub(crate) mod ordered;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
+pub(crate) mod row_turns;
 pub mod schema;
 pub(crate) mod transaction;
 pub(crate) mod versioned;
@@ -31,7 +34,7 @@ use crate::{
         settings::of_server,
     },
     config::MySqlConfig,
-    store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues},
+    store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues, ordered::Ordered, row_turns::RowTurns},
     wire::{
         name::{quoted_table, to_column},
         row::LockRow,
@@ -49,12 +52,12 @@ pub struct MySqlStore {
     pub(crate) pool: Arc<Pool>,
     pub(crate) statements: Arc<Statements>,
     pub(crate) timeout: Duration,
-    pub(crate) queues: Arc<NamedLockQueues>,
+    pub(crate) named_locks: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
-    pub(crate) ordered: order::Ordered,
-    pub(crate) row_turns: order::RowTurns,
+    pub(crate) ordered: Ordered,
+    pub(crate) row_turns: RowTurns,
     /// The turns of claims that leave, so that none waits behind those that come.
-    pub(crate) leave_turns: order::RowTurns,
+    pub(crate) leave_turns: RowTurns,
     sweeper: Arc<Sweeper>,
 }
 
@@ -109,7 +112,7 @@ impl MySqlStore {
         let pool = Arc::new(Pool::new(&config, replicas, reconnections.clone()));
         let background = Arc::new(Background::new());
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, Arc::clone(&background));
-        let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout, background));
+        let named_locks = Arc::new(NamedLockQueues::new(&config.table, config.timeout, background));
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),
@@ -132,14 +135,14 @@ impl MySqlStore {
         };
         Ok(Self {
             info,
-            row_turns: order::RowTurns::new(pool.common_connections()),
-            leave_turns: order::RowTurns::new(pool.common_connections()),
+            row_turns: RowTurns::new(pool.common_connections()),
+            leave_turns: RowTurns::new(pool.common_connections()),
             pool,
             statements,
             timeout: config.timeout,
-            queues,
+            named_locks,
             grants: Grants::default(),
-            ordered: order::Ordered::default(),
+            ordered: Ordered::default(),
             sweeper: Arc::new(sweeper),
         })
     }

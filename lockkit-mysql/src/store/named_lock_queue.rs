@@ -102,7 +102,7 @@ pub(crate) struct NamedLock {
 
 /// The right of one task to use a lock's queue: of each store, one task at a time has it.
 pub(crate) struct QueueTurn<'a> {
-    queues: &'a Arc<NamedLockQueues>,
+    all: &'a Arc<NamedLockQueues>,
     key: &'a LockKey,
     named_lock: Option<NamedLock>,
     done: bool,
@@ -145,7 +145,7 @@ impl NamedLockQueues {
                 return None;
             }
         };
-        Some(QueueTurn { queues: self, key, named_lock, done: false })
+        Some(QueueTurn { all: self, key, named_lock, done: false })
     }
 
     /// The named lock of a claim that is being released, or is lost. To be dropped once the row is free.
@@ -223,7 +223,7 @@ impl NamedLockQueue {
 impl QueueTurn<'_> {
     /// Whether the lock changes hands so often that an attempt should get the named lock before it tries the row.
     pub(crate) fn is_hot(&self) -> bool {
-        unpoisoned(&self.queues.known).queues.get(self.key).is_some_and(NamedLockQueue::is_hot)
+        unpoisoned(&self.all.known).queues.get(self.key).is_some_and(NamedLockQueue::is_hot)
     }
 
     /// Whether this store has the named lock already.
@@ -233,14 +233,14 @@ impl QueueTurn<'_> {
 
     /// Takes note that other clients want the lock, or have it.
     pub(crate) fn note_contention(&self) {
-        if let Some(queue) = unpoisoned(&self.queues.known).queues.get_mut(self.key) {
+        if let Some(queue) = unpoisoned(&self.all.known).queues.get_mut(self.key) {
             queue.contended = Some(Instant::now());
         }
     }
 
     /// Whether it is time to ask if a client has the named lock: this store takes the lock in a loop.
     pub(crate) fn should_ask(&self) -> bool {
-        let mut known = unpoisoned(&self.queues.known);
+        let mut known = unpoisoned(&self.all.known);
         let Some(queue) = known.queues.get_mut(self.key) else { return false };
         let loops = queue.released.is_some_and(|at| at.elapsed() < ASKED);
         let ask = loops && queue.asked.elapsed() >= ASKED;
@@ -252,8 +252,8 @@ impl QueueTurn<'_> {
 
     /// Whether a client has the named lock, as long as others wait for it; `false` if that is unknown.
     pub(crate) async fn is_contended(&mut self, connection: &mut Connection) -> bool {
-        let name = self.queues.name(self.key);
-        self.queues.ask(connection, statements::named_lock_holder(), &name).await.is_some()
+        let name = self.all.name(self.key);
+        self.all.ask(connection, statements::named_lock_holder(), &name).await.is_some()
     }
 
     /// Waits for the named lock, for a second at most, and until this moment for the answer. Says whether other clients had it for all of that time;
@@ -265,12 +265,12 @@ impl QueueTurn<'_> {
         if self.named_lock.is_some() {
             return false;
         }
-        let bound = Bound::new(LONGEST_WAIT + self.queues.timeout).no_later_than(until);
+        let bound = Bound::new(LONGEST_WAIT + self.all.timeout).no_later_than(until);
         let Some(mut connection) = pool.spare_connection(ConnectionClass::NamedLock, bound).await else { return false };
-        let name = self.queues.name(self.key);
-        let answer = self.queues.ask(&mut connection, statements::get_named_lock(), &name).await;
+        let name = self.all.name(self.key);
+        let answer = self.all.ask(&mut connection, statements::get_named_lock(), &name).await;
         if answer == Some(1) {
-            self.named_lock = Some(NamedLock { name, timeout: self.queues.timeout, connection: Some(connection) });
+            self.named_lock = Some(NamedLock { name, timeout: self.all.timeout, connection: Some(connection) });
         }
         answer.is_some_and(|answer| answer != 1)
     }
@@ -288,14 +288,14 @@ impl QueueTurn<'_> {
     fn keep(mut self, token: Option<Token>, until: Instant) {
         if let Some(named_lock) = self.named_lock.take() {
             self.end(QueueState::Has(named_lock, token, until));
-            self.queues.watch(until);
+            self.all.watch(until);
         }
     }
 
     fn end(&mut self, state: QueueState) {
         self.done = true;
         let before =
-            unpoisoned(&self.queues.known).queues.get_mut(self.key).map(|queue| mem::replace(&mut queue.state, state));
+            unpoisoned(&self.all.known).queues.get_mut(self.key).map(|queue| mem::replace(&mut queue.state, state));
         drop(before);
     }
 }

@@ -6,33 +6,20 @@
 //! queue, until the end of its place at most, for that is what the next one knows of. A table can't wake it: the core's poller
 //! sees that its token holds the lock, and asks for the rest. The named locks are left alone, for their order is another one.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher as _, RandomState},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceClock, Hold, HolderInfo, LockKey,
-    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
-    store::{PLACE, unpoisoned},
+    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::PLACE,
 };
 use sqlx::mysql::MySqlRow;
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout_at},
-};
 
 use crate::{
     client::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MAX_TTL, MySqlStore, renew::CHUNK},
+    store::MySqlStore,
     wire::{
         error::{self, Sent},
         mode,
@@ -44,139 +31,8 @@ use crate::{
 
 /// After which time a claim is to ask again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
-/// How soon a claim looks again for a turn at the row, if it hears of none.
-const NEXT_LOOK: Duration = Duration::from_millis(100);
 /// What a renewal of shares says of a lock of which it had no row.
 const NOT_FOUND: u64 = 2;
-/// How many claims are remembered that asked in an order.
-const REMEMBERED: usize = 1 << 16;
-
-/// The claims that may wait in a queue, and the exclusive ones that were asked for in an order.
-#[derive(Default)]
-pub(crate) struct Ordered {
-    /// With the time by which what each has is over, unless its holder keeps it for long. Some are never released here: those that are left
-    /// for another process.
-    claims: Mutex<HashMap<Token, Instant>>,
-    /// Whether there were too many at once. Then one that is not known may be one all the same.
-    forgot: AtomicBool,
-}
-
-impl Ordered {
-    /// Remembers a claim, which may have a lease of this ttl or a place; says whether it was unknown.
-    fn add(&self, token: Token, ttl: Duration) -> bool {
-        let (mut claims, now) = (unpoisoned(&self.claims), Instant::now());
-        if claims.len() >= REMEMBERED && !claims.contains_key(&token) {
-            // A release finds the place of one that is over all the same, if a place is still to come.
-            claims.retain(|_, ends| *ends > now);
-            // Or most would be looked at again and again, to forget a few.
-            if claims.len() > REMEMBERED / 2 {
-                self.forgot.store(true, Ordering::Relaxed);
-                claims.clear();
-            }
-        }
-        claims.insert(token, now + ttl.clamp(PLACE, MAX_TTL)).is_none()
-    }
-
-    /// Takes note that these leases go on.
-    pub(crate) fn extended<'a>(&self, renewals: impl Iterator<Item = &'a Renewal>) {
-        let (mut claims, now) = (unpoisoned(&self.claims), Instant::now());
-        for Renewal { claim, ttl, .. } in renewals {
-            claims.entry(claim.token).and_modify(|ends| *ends = now + (*ttl).min(MAX_TTL));
-        }
-    }
-
-    /// Forgets a claim; says whether it was known.
-    pub(crate) fn forget(&self, token: &Token) -> bool {
-        unpoisoned(&self.claims).remove(token).is_some()
-    }
-
-    /// Whether a claim may have asked before, so that it may have a place.
-    fn may_know(&self, token: &Token) -> bool {
-        self.has_forgotten() || unpoisoned(&self.claims).contains_key(token)
-    }
-
-    /// Whether a claim that is not known may have been forgotten.
-    pub(crate) fn has_forgotten(&self) -> bool {
-        self.forgot.load(Ordering::Relaxed)
-    }
-
-    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too.
-    pub(crate) fn add_like(&self, from: &Token, claim: Token, ttl: Duration) {
-        let is_known = unpoisoned(&self.claims).contains_key(from);
-        if is_known {
-            self.add(claim, ttl);
-        }
-    }
-
-    /// Whether the end of a claim concerns a queue.
-    pub(crate) fn has(&self, claim: &Claim) -> bool {
-        claim.mode != Mode::Exclusive || unpoisoned(&self.claims).contains_key(&claim.token)
-    }
-}
-
-/// Turns at the rows of locks that are shared or have an order: for claims that have no place yet, and for those that leave. All their transactions meet
-/// at a lock's row, so that it is of no use to have many there at once; and with all connections there, nobody could keep a place, look whose
-/// turn it is, or renew a lease.
-pub(crate) struct RowTurns {
-    /// How many may be at one row at once: half of the common connections.
-    most: usize,
-    /// Each for some locks.
-    rows: [Row; 64],
-    hasher: RandomState,
-}
-
-#[derive(Default)]
-struct Row {
-    /// The deadlines of the turns that are taken. An acquisition that is not polled any more keeps its turn for no longer.
-    deadlines: Mutex<Vec<Instant>>,
-    ended: Notify,
-}
-
-/// A turn at the row of a lock. Dropping it ends it.
-pub(super) struct RowTurn<'a> {
-    row: &'a Row,
-    deadline: Instant,
-}
-
-impl RowTurns {
-    pub(crate) fn new(connections: usize) -> Self {
-        let most = (connections / 2).max(1);
-        Self { most, rows: std::array::from_fn(|_| Row::default()), hasher: RandomState::new() }
-    }
-
-    /// Waits for a turn, which is over at the deadline.
-    pub(super) async fn turn(&self, key: &LockKey, bound: Bound) -> Result<RowTurn<'_>> {
-        let at = usize::try_from(self.hasher.hash_one(key) % self.rows.len() as u64).unwrap_or_default();
-        let row = &self.rows[at];
-        loop {
-            let now = Instant::now();
-            {
-                let mut deadlines = unpoisoned(&row.deadlines);
-                deadlines.retain(|deadline| *deadline > now);
-                if deadlines.len() < self.most {
-                    deadlines.push(bound.at);
-                    return Ok(RowTurn { row, deadline: bound.at });
-                }
-            }
-            if now >= bound.at {
-                return Err(error::busy(bound.whole));
-            }
-            // The word that a turn has ended may go to an acquisition that is not polled.
-            let _ = timeout_at(bound.at.min(now + NEXT_LOOK), row.ended.notified()).await;
-        }
-    }
-}
-
-impl Drop for RowTurn<'_> {
-    fn drop(&mut self) {
-        let mut deadlines = unpoisoned(&self.row.deadlines);
-        if let Some(mine) = deadlines.iter().position(|deadline| *deadline == self.deadline) {
-            deadlines.swap_remove(mine);
-            self.row.ended.notify_one();
-        }
-    }
-}
-
 /// Whether what is asked for is shared, or has an order.
 pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
     request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
@@ -348,7 +204,6 @@ impl MySqlStore {
         locked: LockedRow,
         bound: Bound,
     ) -> Result<Vec<Option<Renewed>>> {
-        debug_assert!(renewals.len() <= CHUNK);
         let mut shares: Vec<(&LockKey, Vec<Token>)> = Vec::new();
         for Renewal { claim, .. } in renewals {
             match shares.last_mut() {
@@ -417,40 +272,4 @@ where
     T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
 {
     column(row, at).map_err(Error::unknown_effect)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Nobody is taken for known, or for surely unknown, who is not.
-    #[test]
-    fn that_claims_were_forgotten_is_known() {
-        let (ordered, first) = (Ordered::default(), Token::random().expect("token"));
-        assert!(!ordered.may_know(&first) && ordered.add(first, PLACE) && !ordered.add(first, PLACE));
-        assert!(!ordered.has_forgotten());
-        for _ in 0..REMEMBERED {
-            ordered.add(Token::random().expect("token"), PLACE);
-        }
-        assert!(ordered.has_forgotten() && ordered.may_know(&first) && !ordered.forget(&first));
-        assert!(unpoisoned(&ordered.claims).len() <= REMEMBERED);
-    }
-
-    /// Leases that were left for other processes, and never released here.
-    #[test]
-    fn claims_that_are_over_make_room_for_others() {
-        let (ordered, held) = (Ordered::default(), Token::random().expect("token"));
-        let fill = || {
-            for _ in 1..REMEMBERED {
-                ordered.add(Token::random().expect("token"), PLACE);
-            }
-        };
-        ordered.add(held, PLACE);
-        fill();
-        unpoisoned(&ordered.claims).values_mut().for_each(|ends| *ends = Instant::now());
-        let claim = Claim { key: LockKey::new("a").expect("name"), token: held, mode: Mode::Exclusive };
-        ordered.extended([Renewal::new(claim, PLACE)].iter());
-        fill();
-        assert!(!ordered.has_forgotten() && ordered.forget(&held), "it is held");
-    }
 }

@@ -16,7 +16,7 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let is_alone = store.grants.knows(&claim.token);
     store.grants.forget(&claim.token);
     let bound = Bound::new(store.timeout);
-    let named_lock = if is_ordered { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
+    let named_lock = if is_ordered { None } else { store.named_locks.named_lock_of(&claim.key, &claim.token) };
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
     let ends_in_order = is_ordered && !is_alone;

@@ -28,7 +28,8 @@ use crate::{
         error::{self, Sent},
         name::to_column,
         row::{LockRow, StoredLease, why_not},
-        statements::{Size, Statement},
+        size::Size,
+        statements::Statement,
         value::{LockedRow, Question, RenewalTerms, check_floor, is_answer, microseconds},
     },
 };
@@ -57,7 +58,7 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
     let held =
         renewals.iter().enumerate().filter(|(index, _)| matches!(answers.get(index), Some(Ok(Renewed::Held(_)))));
     let held = held.map(|(_, renewal)| renewal);
-    store.queues.extended(held.clone());
+    store.named_locks.extended(held.clone());
     store.ordered.extended(held);
     let answers =
         (0..renewals.len()).map(|index| answers.remove(&index).unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
@@ -66,7 +67,7 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
             // It will not be released.
             store.grants.forget(&claim.token);
             store.ordered.forget(&claim.token);
-            drop(store.queues.named_lock_of(&claim.key, &claim.token));
+            drop(store.named_locks.named_lock_of(&claim.key, &claim.token));
         }
         answer
     };
@@ -138,8 +139,8 @@ impl Batch<'_> {
         let share_one_lock = |one: &usize, other: &usize| {
             self.are_shares && self.renewals[*one].claim.key == self.renewals[*other].claim.key
         };
-        let are_alone = chunk.chunk_by(share_one_lock).count() == 1;
-        let left = if are_alone {
+        let are_of_one_lock = chunk.chunk_by(share_one_lock).count() == 1;
+        let left = if are_of_one_lock {
             chunk.to_vec()
         } else {
             match self.renew_together(chunk, has_time, answers).await {
@@ -152,7 +153,7 @@ impl Batch<'_> {
         let mut left = left.chunk_by(share_one_lock);
         for alone in left.by_ref() {
             let bound = self.bound(*first);
-            let bound = if are_alone || has_time { bound } else { bound.half_of_what_is_left() };
+            let bound = if are_of_one_lock || has_time { bound } else { bound.half_of_what_is_left() };
             if let Err(failed) = self.try_chunk(alone, LockedRow::Awaited, bound, answers).await {
                 fail(alone, &failed, answers);
                 break;

@@ -1,8 +1,8 @@
 //! How the modes of locks stand in the tables.
 //!
-//! Claims that share a lock are rows of their own, and the lock's row is then a gate ([`GATE`]). **But one that shares it with nobody
+//! Claims that share a lock are rows of their own, and the lock's row then says that they do ([`GROUP_MARK`]). **But one that shares it with nobody
 //! is the lock's row**, as an exclusive lease is: with its token, and with a mark in front of the holder's name. So it takes one
-//! statement to come, and one to go. Whoever else comes makes a gate and a claim of it first, by a
+//! statement to come, and one to go. Whoever else comes first makes a claim of it, and a row that says so, by a
 //! [transaction](crate::wire::order).
 
 use std::num::NonZeroU32;
@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use lockkit_core::Mode;
 
 /// So begins what stands for the holder while claims share a lock.
-pub(crate) const GATE: &str = "#";
+pub(crate) const GROUP_MARK: &str = "#";
 /// And so it goes on: for readers, or for permits, with their number behind it.
 pub(crate) const READERS: &str = "readers";
 pub(crate) const PERMITS: &str = "permits of ";
@@ -46,7 +46,7 @@ pub(crate) fn mode(mode: u8, permits: u32) -> Mode {
 
 /// What a lock's row says in place of the holder while claims share it, in words for people.
 pub(crate) fn sharers(node_info: &str) -> Option<&str> {
-    node_info.strip_prefix(GATE).filter(|words| *words == READERS || words.starts_with(PERMITS))
+    node_info.strip_prefix(GROUP_MARK).filter(|words| *words == READERS || words.starts_with(PERMITS))
 }
 
 /// What a lock's row says of a holder who has it alone. `None` if the name is too long.

@@ -15,7 +15,7 @@
 //! comes later on the connection from others.
 //!
 //! While claims share a lock, its row has no token, an `expires` that is that of the claim that lasts longest, and a `node_info`
-//! that begins with [`GATE`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
+//! that begins with [`GROUP_MARK`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
 //! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text makes a claim of it before it
 //! does anything else, so that there is one form to go on from, and nobody waits behind such a row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
 //!
@@ -27,7 +27,7 @@ use std::time::Duration;
 use lockkit_core::{AcquireRequest, Claim, LockKey, Token};
 
 use crate::wire::{
-    mode::{ALONE, DIGITS, EXCLUSIVE, GATE, PERMIT, PERMITS, READERS, SHARED, columns},
+    mode::{ALONE, DIGITS, EXCLUSIVE, GROUP_MARK, PERMIT, PERMITS, READERS, SHARED, columns},
     name::to_column,
     settings::WRITABLE,
     statements::{LAPSED, Statements},
@@ -69,8 +69,8 @@ impl Statements {
             "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
              UPDATE {locks} SET expires = GREATEST(expires, {ends}), version = version + 1, update_time = {NOW} \
              WHERE id = IF(@mine, @id, NULL); \
-             UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}) WHERE lock_id = @gate AND token = {me} AND place = 0; \
-             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @gate AND token = {me} AND place = 0; \
+             UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}) WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
+             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
              SET @asks = IF(@mine OR @shares, NULL, @id); "
         );
         if mode == PERMIT {
@@ -145,14 +145,14 @@ impl Statements {
         let mut sql = self.enter(&claim.key);
         sql += &format!(
             "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
-             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @gate AND token = {me} AND place = 0; \
+             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
              SET @others = @live AND NOT @mine AND NOT @shares; \
              {delete} WHERE c.lock_id = @id AND c.token = {me}; SET @had = ROW_COUNT() > 0; \
-             SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND place = 0; \
+             SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @shared_lock AND place = 0; \
              SET @free = @mine OR @shares AND @ends IS NULL; \
              UPDATE {locks} SET token = NULL, expires = IF(@free, NULL, CAST(@ends AS DATETIME(6))), `count` = 0, \
              version = version + 1, update_time = {NOW} WHERE id = IF(@mine OR @shares, @id, NULL); \
-             SET @kind = IF(@free, NULL, @kind), @gate = IF(@free, NULL, @gate); "
+             SET @kind = IF(@free, NULL, @kind), @shared_lock = IF(@free, NULL, @shared_lock); "
         );
         sql += &self.serve(&format!("LEAST({ITS_END})"));
         sql += &format!(
@@ -189,8 +189,8 @@ impl Statements {
             sql += &self.lock(key, locked);
             sql += &format!(
                 "SET @ends = NULL; \
-                 SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND {mine}; \
-                 SET @some = IF(@ends IS NULL, NULL, @gate); \
+                 SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @shared_lock AND {mine}; \
+                 SET @some = IF(@ends IS NULL, NULL, @shared_lock); \
                  UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}){depth}{holder} WHERE lock_id = @some AND {mine}; \
                  SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @some AND place = 0; \
                  UPDATE {locks} SET expires = CAST(@ends AS DATETIME(6)), fence_last = GREATEST(fence_last, {floor}), \
@@ -233,14 +233,14 @@ impl Statements {
              SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last, \
              IF(expires > UTC_TIMESTAMP(6) AND token IS NOT NULL AND ORD(node_info) = {mark} AND {digits}, id, NULL) \
              INTO @id, @now, @live, @owner, @info, @last, @lone FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; {}\
-             SET @gate = COALESCE(@lone, IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL)), \
+             SET @shared_lock = COALESCE(@lone, IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GROUP_MARK}', @id, NULL)), \
              @owner = IF(@lone IS NULL, @owner, NULL); ",
             self.join()
         )
     }
 
-    /// Makes a claim of the lease of one who has the lock alone, and a gate of the row. Claims that share it already are what is left of
-    /// leases that are over: else the row would be a gate.
+    /// Makes a claim of the lease of one who has the lock alone, and has the row say so. Claims that share it already are what is left of
+    /// leases that are over: else the row would say that it is shared.
     fn join(&self) -> String {
         let (Self { table: locks, claims }, delete) = (self, self.delete());
         let (limit, name) = (format!("CAST(SUBSTRING(@info, 2, {DIGITS}) AS UNSIGNED)"), DIGITS + 2);
@@ -250,7 +250,7 @@ impl Statements {
              SELECT id, token, 0, IF({limit} = 0, {SHARED}, {PERMIT}), {limit}, fence, span, `count`, 0, expires, expires, \
              SUBSTRING(node_info, {name}) FROM {locks} WHERE id = @lone; \
              UPDATE {locks} SET token = NULL, `count` = 0, version = version + 1, update_time = {NOW}, \
-             node_info = IF({limit} = 0, '{GATE}{READERS}', CONCAT('{GATE}{PERMITS}', {limit})) WHERE id = @lone; "
+             node_info = IF({limit} = 0, '{GROUP_MARK}{READERS}', CONCAT('{GROUP_MARK}{PERMITS}', {limit})) WHERE id = @lone; "
         )
     }
 
@@ -263,7 +263,7 @@ impl Statements {
         let (claims, delete) = (&self.claims, self.delete());
         format!(
             "{}{} \
-             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @lapsed = 0, @first_living = ~0; \
+             SET @over = IF(@shared_lock IS NULL, '9999-12-31', @now), @gone = 0, @lapsed = 0, @first_living = ~0; \
              SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
              SELECT place INTO @first_living FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept > {NOW} \
@@ -272,7 +272,7 @@ impl Statements {
              {delete} WHERE c.lock_id = IF(@gone > 0, @id, NULL) AND c.place = 0 AND c.expires <= CAST(@over AS DATETIME(6)); \
              {delete} WHERE c.lock_id = IF(@lapsed > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
              SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
-             SELECT mode INTO @kind FROM {claims} WHERE lock_id = @gate AND place = 0 LIMIT 1; ",
+             SELECT mode INTO @kind FROM {claims} WHERE lock_id = @shared_lock AND place = 0 LIMIT 1; ",
             self.begin(),
             self.lock(key, LockedRow::Awaited)
         )
@@ -304,7 +304,7 @@ impl Statements {
         // The number, from 1, among those who are let in; 0 for others.
         let number = "FIND_IN_SET(HEX(token), @let_in)";
         let delete = self.delete();
-        let group = "COALESCE(@group, @gate)";
+        let group = "COALESCE(@group, @shared_lock)";
         format!(
             "SET @first = NULL, @limit = 0, @next = NULL, @members = 0; \
              SELECT mode, permits INTO @first, @limit FROM {claims} FORCE INDEX (turns) \
@@ -317,7 +317,7 @@ impl Statements {
              UPDATE {locks} SET token = @next, fence = @fence, span = @span, fence_last = @fence + @span - 1, node_info = @who, \
              `count` = 1, expires = CAST(@until AS DATETIME(6)), version = version + 1, update_time = {NOW} WHERE id = @alone; \
              {delete} WHERE c.lock_id = @alone AND c.token = @next; \
-             SELECT COUNT(*) INTO @members FROM {claims} WHERE lock_id = IF(@first = {PERMIT}, @gate, NULL) AND place = 0; \
+             SELECT COUNT(*) INTO @members FROM {claims} WHERE lock_id = IF(@first = {PERMIT}, @shared_lock, NULL) AND place = 0; \
              SET @room = IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(@members AS SIGNED), {STEP}), @stop = NULL; \
              SELECT MIN(place) INTO @stop FROM {front} AS q WHERE mode <> @first OR number > @room; \
              SELECT GROUP_CONCAT(HEX(token) ORDER BY place), MAX(span), COUNT(*) * MAX(span), \
@@ -327,8 +327,8 @@ impl Statements {
              expires = {until}, place = 0 WHERE lock_id = @group AND {number} > 0; \
              SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = {group} AND place = 0; \
              UPDATE {locks} SET token = NULL, `count` = 0, expires = CAST(@ends AS DATETIME(6)), \
-             node_info = CASE WHEN @base IS NULL THEN node_info WHEN @first = {PERMIT} THEN CONCAT('{GATE}{PERMITS}', @limit) \
-             ELSE '{GATE}{READERS}' END, fence_last = COALESCE(@base + @taken - 1, fence_last), \
+             node_info = CASE WHEN @base IS NULL THEN node_info WHEN @first = {PERMIT} THEN CONCAT('{GROUP_MARK}{PERMITS}', @limit) \
+             ELSE '{GROUP_MARK}{READERS}' END, fence_last = COALESCE(@base + @taken - 1, fence_last), \
              version = version + 1, update_time = {NOW} WHERE id = {group} AND @ends IS NOT NULL; "
         )
     }

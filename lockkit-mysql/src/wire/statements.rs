@@ -12,17 +12,14 @@
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
-    mode::GATE,
+    mode::GROUP_MARK,
     settings::WRITABLE,
+    size::Size,
     value::{Question, literal},
 };
 
 /// A statement with its arguments.
 pub(crate) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
-
-/// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
-/// that there must be few of them; a list is filled up by repeating its last name.
-const SIZES: [usize; 4] = [1, 8, 64, 512];
 
 /// The statements on one table. The transactions on its claims are in [`order`](crate::wire::order).
 pub(crate) struct Statements {
@@ -169,7 +166,7 @@ impl Statements {
 
     /// Reads locks. Arguments: the question, then names, as many as the size says.
     pub(crate) fn inspect(&self, size: Size) -> Statement {
-        let names = list("?", size);
+        let names = size.list("?");
         query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name IN ({names})", number_of_primary(), self.table))
     }
 
@@ -182,7 +179,7 @@ impl Statements {
     /// The same as [`inspect`](Self::inspect), with the claims of the locks: several rows for a lock that is shared.
     pub(crate) fn inspect_claims(&self, size: Size) -> Statement {
         // The limit is no limit: names are unique.
-        self.with_claims(&format!("resource_name IN ({}) LIMIT {}", list("?", size), size.0), "l.id")
+        self.with_claims(&format!("resource_name IN ({}) LIMIT {}", size.list("?"), size.0), "l.id")
     }
 
     /// The same as [`page`](Self::page), likewise.
@@ -197,17 +194,18 @@ impl Statements {
     /// keeps the server from making one query of the two.
     fn with_claims(&self, rows: &str, order: &str) -> Statement {
         let Self { table, claims } = self;
-        let is_gate = format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GATE}'");
+        let is_shared =
+            format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GROUP_MARK}'");
         let waiting = format!(
             "SELECT COUNT(*) FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = r.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)"
         );
         query(format!(
             "SELECT {}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
-             TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_gate}, l.waiting, \
+             TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_shared}, l.waiting, \
              c.token, c.mode, c.permits, c.fence, c.`count`, c.node_info, \
              TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), c.expires) \
              FROM (SELECT r.*, ({waiting}) AS waiting FROM {table} AS r WHERE {rows}) AS l LEFT JOIN {claims} AS c \
-             ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token",
+             ON c.lock_id = IF({is_shared}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token",
             number_of_primary()
         ))
     }
@@ -251,7 +249,7 @@ impl Statements {
     /// locked by then. `LIMIT` makes the server find them before it removes any, and `STRAIGHT_JOIN` keeps it from reading the
     /// table in another order.
     pub(crate) fn remove_unused(&self, size: Size) -> Statement {
-        let (table, names, Size(limit)) = (&self.table, list("?", size), size);
+        let (table, names, Size(limit)) = (&self.table, size.list("?"), size);
         query(format!(
             "DELETE gone FROM (SELECT id + {WRITABLE} AS id FROM {table} WHERE resource_name IN ({names}) AND {UNUSED} LIMIT {limit} \
              FOR UPDATE SKIP LOCKED) AS unused STRAIGHT_JOIN {table} AS gone ON gone.id = unused.id"
@@ -333,25 +331,6 @@ pub(crate) fn named_lock_holder() -> Statement {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(IS_USED_LOCK(?) AS SIGNED)")
 }
 
-/// How many rows a statement takes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Size(usize);
-
-impl Size {
-    /// The most rows of one statement.
-    pub(crate) const MOST: usize = SIZES[SIZES.len() - 1];
-
-    /// The smallest that takes so many rows.
-    pub(crate) fn of(rows: usize) -> Self {
-        Self(SIZES.into_iter().find(|size| rows <= *size).unwrap_or(Self::MOST))
-    }
-
-    /// As many as the statement takes: these, and the last one again and again.
-    pub(crate) fn fill<T>(self, items: &[T]) -> impl Iterator<Item = &T> {
-        items.iter().chain(std::iter::repeat_with(|| items.last()).flatten()).take(self.0)
-    }
-}
-
 /// What a renewal changes.
 fn extended() -> String {
     format!(
@@ -366,8 +345,8 @@ fn extended() -> String {
 fn held_by_claims(size: Size) -> String {
     format!(
         "resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
-        list("?", size),
-        list("(?, ?)", size)
+        size.list("?"),
+        size.list("(?, ?)")
     )
 }
 
@@ -382,24 +361,7 @@ pub(crate) const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6))
 /// A claim that is over for so long that nobody can mean it any more.
 pub(crate) const LAPSED: &str = "IF(place > 0, kept, expires) < UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE";
 
-fn list(item: &str, size: Size) -> String {
-    vec![item; size.0].join(", ")
-}
-
 fn query(text: String) -> Statement {
     // The table's name, checked and quoted, is all in it that is not written here.
     sqlx::query(AssertSqlSafe(text))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_is_filled_up() {
-        let filled: Vec<_> = Size::of(3).fill(&[1, 2, 3]).copied().collect();
-        assert_eq!(filled, [1, 2, 3, 3, 3, 3, 3, 3]);
-        assert_eq!(Size::of(1).fill(&[7]).count(), 1);
-        assert_eq!(Size::of(512).fill(&[0; 512]).count(), 512);
-    }
 }
