@@ -1,13 +1,14 @@
 //! Why a measurement failed.
 
-use std::{fmt, io};
+use std::io;
 
 use lockkit_testkit::servers;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinError;
 
 /// Why a measurement failed. [`kind`](Self::kind) says what can be done about it; the text, one line without secrets, what happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Error {
     kind: ErrorKind,
     message: String,
@@ -52,14 +53,6 @@ impl Error {
         Self::new(ErrorKind::Unavailable, format!("could not {attempt}: {error}"))
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Error {}
 
 impl From<lockkit::Error> for Error {
     fn from(error: lockkit::Error) -> Self {
