@@ -17,7 +17,7 @@ use lockkit::{
 use lockkit_testkit::{
     calls::claim,
     faults::Proxy,
-    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
+    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer, hosts},
 };
 use proptest::{
     collection::vec,
@@ -305,10 +305,9 @@ fn redis() {
 #[test]
 fn redlock() {
     let runtime = runtime("redlock");
-    let start = || runtime.block_on(RedisServer::start(RedisOptions::default())).expect("a server");
-    let (first, second, third) = (start(), start(), start());
-    let url = |addr| format!("redlock://{addr},{},{}?timeout=500ms&delayed_restart=no", second.addr(), third.addr());
-    spoilt_replies("redlock", &runtime, first.addr(), CASES, &spoil(), url);
+    let servers = runtime.block_on(RedisServer::start_many(3, RedisOptions::default())).expect("servers");
+    let url = |addr| format!("redlock://{addr},{}?timeout=500ms&delayed_restart=no", hosts(&servers[1..]));
+    spoilt_replies("redlock", &runtime, servers[0].addr(), CASES, &spoil(), url);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use lockkit_testkit::{
     AsyncOpen, BoxError, cycles_leave_nothing,
     servers::{
         MySqlFlavor, MySqlOptions, MySqlServer, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
-        ZooKeeperFlavor, ZooKeeperServer,
+        ZooKeeperFlavor, ZooKeeperServer, hosts,
     },
 };
 use tokio::runtime::Runtime;
@@ -75,13 +75,9 @@ fn cluster() -> Result<(), BoxError> {
 
 fn redlock() -> Result<(), BoxError> {
     let servers = Runtime::new()?;
-    let mut nodes = Vec::new();
-    for _ in 0..3 {
-        nodes.push(servers.block_on(RedisServer::start(RedisOptions::default()))?);
-    }
+    let nodes = servers.block_on(RedisServer::start_many(3, RedisOptions::default()))?;
     // The longest node timeout that there is: this machine may be busy.
-    let hosts: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-    let url = format!("redlock://{}?delayed_restart=no&node_timeout=500ms", hosts.join(","));
+    let url = format!("redlock://{}?delayed_restart=no&node_timeout=500ms", hosts(&nodes));
     check(at(url), || keys(&nodes))
 }
 

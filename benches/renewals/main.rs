@@ -18,7 +18,7 @@ use std::{
 
 use lockkit::{Event, Guard, Locker, Observer, Status};
 use lockkit_testkit::servers::{
-    MySqlFlavor, MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+    MySqlFlavor, MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer, hosts,
 };
 use tokio::time::sleep;
 
@@ -57,18 +57,14 @@ struct Servers {
 async fn start(store: &str) -> Result<(Servers, String), Error> {
     Ok(match store {
         "redis" => {
-            let server = RedisServer::start(RedisOptions::default()).await?;
-            let url = server.url();
-            (Servers { redis: vec![server], _other: None }, url)
+            let redis = RedisServer::start_many(1, RedisOptions::default()).await?;
+            let url = redis[0].url();
+            (Servers { redis, _other: None }, url)
         }
         "redlock" => {
-            let (mut redis, mut hosts) = (Vec::new(), Vec::new());
-            for _ in 0..REDLOCK_NODES {
-                let server = RedisServer::start(RedisOptions::default()).await?;
-                hosts.push(server.addr().to_string());
-                redis.push(server);
-            }
-            (Servers { redis, _other: None }, format!("redlock://{}?delayed_restart=no", hosts.join(",")))
+            let redis = RedisServer::start_many(REDLOCK_NODES, RedisOptions::default()).await?;
+            let url = format!("redlock://{}?delayed_restart=no", hosts(&redis));
+            (Servers { redis, _other: None }, url)
         }
         "mysql" => {
             let options = MySqlOptions::default().flavor(MySqlFlavor::Installed);

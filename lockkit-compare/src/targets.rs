@@ -7,7 +7,7 @@ use std::{fmt, net::SocketAddr, ops::Deref, sync::Arc, time::Duration};
 use lockkit::migrate::{Migration, Phase, Start};
 use lockkit_testkit::servers::{
     self, Found, MySqlFlavor, MySqlOptions, MySqlServer, Process, RedisFlavor, RedisOptions, RedisServer,
-    ZooKeeperFlavor, ZooKeeperServer,
+    ZooKeeperFlavor, ZooKeeperServer, hosts,
 };
 
 use crate::{
@@ -338,12 +338,9 @@ async fn name_of(server: &ZooKeeperServer) -> Result<String> {
 /// # Errors
 /// [`Unavailable`](crate::ErrorKind::Unavailable) if a server does not come up.
 pub async fn redlock() -> Result<(Vec<RedisServer>, String)> {
-    let mut servers = Vec::new();
-    for _ in 0..REDLOCK_NODES {
-        servers.push(RedisServer::start(RedisOptions::default()).await?);
-    }
-    let hosts: Vec<_> = servers.iter().map(|server| server.addr().to_string()).collect();
-    Ok((servers, format!("redlock://{}?delayed_restart=no", hosts.join(","))))
+    let servers = RedisServer::start_many(REDLOCK_NODES, RedisOptions::default()).await?;
+    let url = format!("redlock://{}?delayed_restart=no", hosts(&servers));
+    Ok((servers, url))
 }
 
 /// The URL of a store of its own on the same server.

@@ -60,11 +60,7 @@ impl Backend for MemoryQuorum {
 /// Real servers that keep their data when they are killed, but wait for no disk: one that is busy for half a second must not
 /// look like a fault of the store.
 async fn servers(count: usize) -> Result<Vec<RedisServer>, BoxError> {
-    let mut servers = Vec::new();
-    for _ in 0..count {
-        servers.push(RedisServer::start(RedisOptions::default().persistence(Persistence::Append)).await?);
-    }
-    Ok(servers)
+    Ok(RedisServer::start_many(count, RedisOptions::default().persistence(Persistence::Append)).await?)
 }
 
 /// The longest node timeout that the shortest ttl of the suite allows: this machine may be busy.

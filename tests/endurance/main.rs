@@ -14,6 +14,7 @@ mod torment;
 
 use std::{env, process::ExitCode};
 
+use clap::Parser;
 use libtest_mimic::{Arguments, Failed, Trial};
 use lockkit_testkit::BoxError;
 
@@ -22,30 +23,36 @@ use crate::{
     target::{Kind, Target},
 };
 
-/// How many leases, tasks and rounds of faults.
-#[derive(Clone, Copy, Debug)]
+/// The arguments of every test, and three numbers more.
+#[derive(Debug, Parser)]
+struct Options {
+    #[command(flatten)]
+    size: Size,
+    #[command(flatten)]
+    harness: Arguments,
+}
+
+/// How many leases, tasks and rounds of faults: by default, a few seconds of each store.
+#[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Size {
+    #[arg(long, default_value_t = FEW)]
     pub(crate) leases: usize,
+    #[arg(long, default_value_t = 60)]
     pub(crate) tasks: usize,
+    #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
 }
 
-/// A few seconds of each store.
-const SMALL: Size = Size { leases: 400, tasks: 60, rounds: 3 };
+/// So many leases are little to do.
+const FEW: usize = 400;
 
 fn main() -> ExitCode {
     if let Ok(orders) = env::var(child::ORDERS) {
         return child::main(&orders);
     }
-    let (size, mut arguments) = match options(env::args().collect()) {
-        Ok(options) => options,
-        Err(message) => {
-            eprintln!("{message}");
-            return ExitCode::from(64);
-        }
-    };
+    let Options { size, harness: mut arguments } = Options::parse();
     // One after the other, if there is much to do: the stores share the processors.
-    let at_once = if size.leases > SMALL.leases { 1 } else { 3 };
+    let at_once = if size.leases > FEW { 1 } else { 3 };
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
     let trials = Kind::ALL.map(|kind| {
         let trial = Trial::test(kind.name(), move || run(kind, size).map_err(|error| Failed::from(error.to_string())));
@@ -61,23 +68,4 @@ fn run(kind: Kind, size: Size) -> Result<(), BoxError> {
         let big = Orders { url: target.url(), leases: size.leases, tasks: size.tasks, pages: size.tasks / 10 + 1 };
         torment::run(&target, big, size.rounds).await
     })
-}
-
-/// The arguments of every test, and three numbers more.
-fn options(args: Vec<String>) -> Result<(Size, Arguments), String> {
-    let (mut size, mut others, mut args) = (SMALL, Vec::new(), args.into_iter());
-    while let Some(arg) = args.next() {
-        let field = match arg.as_str() {
-            "--leases" => &mut size.leases,
-            "--tasks" => &mut size.tasks,
-            "--rounds" => &mut size.rounds,
-            _ => {
-                others.push(arg);
-                continue;
-            }
-        };
-        let value = args.next().unwrap_or_default();
-        *field = value.parse().map_err(|_| format!("{arg} takes a whole number, not {value:?}"))?;
-    }
-    Ok((size, Arguments::from_iter(others)))
 }

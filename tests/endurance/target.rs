@@ -65,15 +65,11 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) async fn start(kind: Kind) -> Result<Self, BoxError> {
-        let redis = || RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways));
         let servers = match kind {
-            Kind::Redis => Servers::Redis(vec![redis().await?]),
-            Kind::Redlock => {
-                let mut nodes = Vec::new();
-                for _ in 0..REDLOCK_NODES {
-                    nodes.push(redis().await?);
-                }
-                Servers::Redis(nodes)
+            Kind::Redis | Kind::Redlock => {
+                let count = if kind == Kind::Redis { 1 } else { REDLOCK_NODES };
+                let options = RedisOptions::default().persistence(Persistence::AppendAlways);
+                Servers::Redis(RedisServer::start_many(count, options).await?)
             }
             Kind::MariaDb | Kind::MySql => {
                 let flavor = if kind == Kind::MySql { MySqlFlavor::Newer } else { MySqlFlavor::Installed };

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    SMALL,
+    FEW,
     child::{self, LONG, Orders, Report},
     target::Target,
 };
@@ -43,7 +43,7 @@ pub(crate) async fn run(target: &Target, orders: Orders, rounds: usize) -> Resul
         }
         all_served(&mut [&mut big, &mut rival]).await?;
         // By then each lease has been renewed since the fault, or was lost. The few of a short test are renewed at once.
-        if orders.leases > SMALL.leases {
+        if orders.leases > FEW {
             sleep(LONG).await;
         }
         let report = big.ask(SERVED_WITHIN).await?;

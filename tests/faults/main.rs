@@ -47,13 +47,7 @@ fn main() -> ExitCode {
     if let Ok(orders) = env::var(WORKER) {
         return worker(&orders);
     }
-    let options = match Options::from_args() {
-        Ok(options) => options,
-        Err(message) => {
-            eprintln!("{message}");
-            return ExitCode::from(64);
-        }
-    };
+    let options = Options::from_args();
     eprintln!("seed {}", options.seed);
     let clock = ServerClock::build();
     match options.soak {

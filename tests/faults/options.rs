@@ -1,51 +1,40 @@
 //! The command line: what every test takes, and four options more.
 
-use std::{env, path::PathBuf, time::SystemTime};
+use std::{path::PathBuf, time::SystemTime};
 
+use clap::Parser;
 use libtest_mimic::Arguments;
 
 /// How many runs go on at once: they mostly wait.
 const THREADS: usize = 3;
 
 /// What was asked for.
-#[derive(Debug)]
+#[derive(Debug, Parser)]
 pub(crate) struct Options {
+    /// What the faults and their moments follow from; by default it is another one each time
+    #[arg(long, default_value_t = any_seed())]
     pub(crate) seed: u64,
-    /// For how many minutes to go on, with faults as the seed has it.
+    /// For how many minutes to go on, with faults as the seed has it
+    #[arg(long)]
     pub(crate) soak: Option<u64>,
-    /// The file that has the table.
+    /// The file that has the table
+    #[arg(long)]
     pub(crate) write: Option<PathBuf>,
-    /// Whether each version of a server gets all faults, also those that befall clients and the network.
+    /// Whether each version of a server gets all faults, also those that befall clients and the network
+    #[arg(long)]
     pub(crate) every_version: bool,
+    #[command(flatten)]
     pub(crate) harness: Arguments,
 }
 
 impl Options {
-    pub(crate) fn from_args() -> Result<Self, String> {
-        let (mut seed, mut soak, mut write, mut every_version) = (None, None, None, false);
-        let mut args = env::args();
-        let mut others: Vec<String> = args.next().into_iter().collect();
-        while let Some(arg) = args.next() {
-            let (name, value) = arg.split_once('=').map_or((arg.as_str(), None), |(name, value)| (name, Some(value)));
-            let mut value = || value.map(str::to_owned).or_else(|| args.next()).ok_or(format!("{name} needs a value"));
-            match name {
-                "--seed" => seed = Some(number(name, &value()?)?),
-                "--soak" => soak = Some(number(name, &value()?)?),
-                "--every-version" => every_version = true,
-                "--write" => write = Some(PathBuf::from(value()?)),
-                _ => others.push(arg),
-            }
-        }
-        let mut harness = Arguments::from_iter(others);
-        harness.test_threads = harness.test_threads.or(Some(THREADS));
+    pub(crate) fn from_args() -> Self {
+        let mut options = Self::parse();
+        options.harness.test_threads = options.harness.test_threads.or(Some(THREADS));
         // The table has all of them.
-        let every_version = every_version || write.is_some();
-        Ok(Self { seed: seed.unwrap_or_else(any_seed), soak, write, every_version, harness })
+        options.every_version |= options.write.is_some();
+        options
     }
-}
-
-fn number(name: &str, text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("{name} takes a whole number, not {text:?}"))
 }
 
 fn any_seed() -> u64 {

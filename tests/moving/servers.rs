@@ -76,8 +76,8 @@ impl Kind {
         let mut running = Vec::new();
         match self {
             Self::Redis | Self::Redlock => {
-                for _ in 0..if self == Self::Redis { 1 } else { 3 } {
-                    let server = RedisServer::start(RedisOptions::default()).await?;
+                let count = if self == Self::Redis { 1 } else { 3 };
+                for server in RedisServer::start_many(count, RedisOptions::default()).await? {
                     running.push(Running { addr: server.addr(), _server: Box::new(server) });
                 }
             }

@@ -13,7 +13,7 @@ use lockkit_testkit::{
     broken::{Bug, SimpleBackend},
     servers::{
         MySqlFlavor, MySqlOptions, MySqlServer, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
-        ZooKeeperServer,
+        ZooKeeperServer, hosts,
     },
 };
 
@@ -99,13 +99,9 @@ impl Kind {
                 Running::at(server.url(), server)
             }
             Self::Redlock => {
-                let mut nodes = Vec::new();
-                for _ in 0..3 {
-                    nodes.push(RedisServer::start(RedisOptions::default()).await?);
-                }
+                let nodes = RedisServer::start_many(3, RedisOptions::default()).await?;
                 // The longest node timeout that there is: this machine may be busy.
-                let hosts: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-                let url = format!("redlock://{}?delayed_restart=no&node_timeout=500ms", hosts.join(","));
+                let url = format!("redlock://{}?delayed_restart=no&node_timeout=500ms", hosts(&nodes));
                 Running::at(url, nodes)
             }
             Self::MySql(flavor) => {

@@ -10,7 +10,7 @@ use std::{
 use crate::support::{Redis, Running, code, complaint, eventually, lockkit, stdout};
 use lockkit_testkit::{
     cases,
-    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
+    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer, hosts},
 };
 use serde_json::Value;
 
@@ -103,12 +103,8 @@ async fn zookeeper_is_sound() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redlock_is_sound() {
-    let mut nodes = Vec::new();
-    for _ in 0..5 {
-        nodes.push(RedisServer::start(RedisOptions::default()).await.unwrap());
-    }
-    let hosts: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-    let store = format!("redlock://{}?delayed_restart=no&node_timeout=150ms", hosts.join(","));
+    let nodes = RedisServer::start_many(5, RedisOptions::default()).await.unwrap();
+    let store = format!("redlock://{}?delayed_restart=no&node_timeout=150ms", hosts(&nodes));
     is_sound(&store, 65);
     assert_eq!(held(&store), [] as [Value; 0]);
 }

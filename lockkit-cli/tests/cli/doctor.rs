@@ -5,7 +5,7 @@ use std::process::Output;
 use crate::support::{Redis, code, complaint, lockkit, stdout};
 use lockkit_testkit::servers::{
     MySqlOptions, MySqlServer, Persistence, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
-    ZooKeeperFlavor, ZooKeeperServer,
+    ZooKeeperFlavor, ZooKeeperServer, hosts,
 };
 use serde_json::{Value, json};
 
@@ -101,15 +101,12 @@ async fn every_kind_of_store_is_looked_at() {
         report(&output)["findings"].as_array().unwrap().iter().find(|f| f["code"] == "server").unwrap().clone();
     assert_eq!(server["server"], json!(zookeeper.addr().to_string()));
 
-    let mut nodes = Vec::new();
-    for _ in 0..3 {
-        nodes.push(RedisServer::start(RedisOptions::default()).await.unwrap());
-    }
-    let hosts: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-    let output = doctor(&format!("redlock://{}?delayed_restart=no", hosts.join(",")), &[]);
+    let nodes = RedisServer::start_many(3, RedisOptions::default()).await.unwrap();
+    let hosts = hosts(&nodes);
+    let output = doctor(&format!("redlock://{hosts}?delayed_restart=no"), &[]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0, "{text}");
-    assert!(hosts.iter().all(|host| text.contains(host)) && text.contains("all nodes"), "{text}");
+    assert!(hosts.split(',').all(|host| text.contains(host)) && text.contains("all nodes"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

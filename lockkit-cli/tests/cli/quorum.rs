@@ -61,11 +61,10 @@ struct Nodes {
 
 impl Nodes {
     async fn start() -> Self {
-        let (mut servers, mut proxies) = (Vec::new(), Vec::new());
-        for _ in 0..NODES {
-            let server = RedisServer::start(RedisOptions::default()).await.unwrap();
+        let servers = RedisServer::start_many(NODES, RedisOptions::default()).await.unwrap();
+        let mut proxies = Vec::new();
+        for server in &servers {
             proxies.push(Proxy::start(server.addr()).await.unwrap());
-            servers.push(server);
         }
         Self { servers, proxies }
     }

@@ -15,15 +15,14 @@ use lockkit_core::{
 use lockkit_mysql::MySqlStore;
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
-    faults::Proxy,
     servers::MySqlServer,
 };
 use sqlx::Executor;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::support::{
-    Ctx, TTL, claim, config, contended, end, eventually, eventually_within, hold, is_held, lock_rows, raw, renew,
-    renewal, request, rival, status, tests,
+    Ctx, TTL, claim, config, contended, end, eventually, eventually_within, hold, is_held, lock_rows, proxied, raw,
+    renew, renewal, request, rival, status, tests,
 };
 
 tests! {
@@ -104,9 +103,8 @@ async fn they_do_when_connections_are_cut(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let (mut lockers, mut proxies) = (Vec::new(), Vec::new());
     for _ in 0..4 {
-        let proxy = Proxy::start(server.addr()).await.expect("proxy");
-        let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-        let config = lockkit_mysql::MySqlConfig::from_url(&url).expect("url").timeout(Duration::from_millis(500));
+        let (proxy, config) = proxied(&server).await;
+        let config = config.timeout(Duration::from_millis(500));
         lockers.push(Locker::new(MySqlStore::connect(config).await.expect("connect")));
         proxies.push(proxy);
     }

@@ -12,9 +12,9 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query, Result,
     store::{Record, Records, Swap},
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
+use lockkit_mysql::{MySqlStore, lock_in_transaction};
 use lockkit_testkit::{
-    faults::{Direction, Proxy, poll_until},
+    faults::{Direction, poll_until},
     servers::{Keep, MySqlServer},
 };
 use sqlx::{Connection as _, MySqlConnection};
@@ -64,10 +64,8 @@ fn is_refused(error: &lockkit_core::Error) {
 
 async fn a_new_connection_to_a_replica_is_refused(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
-    let proxy = Proxy::start(server.addr()).await.expect("proxy");
-    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-    let (store, mine) =
-        (MySqlStore::connect(MySqlConfig::from_url(&url).expect("url")).await.expect("connect"), claim());
+    let (proxy, config) = proxied(&server).await;
+    let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
     hold(&store, &mine).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     proxy.cut().await;

@@ -11,11 +11,10 @@ use lockkit_core::{
     Query, Release, Renewed,
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
-use lockkit_testkit::faults::Proxy;
 
 use crate::support::{
-    Ctx, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, raw, renew, renewal,
-    request, rival, status, tests,
+    Ctx, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, proxied, raw, renew,
+    renewal, request, rival, status, tests,
 };
 
 tests! {
@@ -118,9 +117,8 @@ async fn waiting(locker: &Locker, name: &str, count: u32) {
 async fn a_waiter_that_is_gone_costs_the_rest_of_its_place(ctx: Arc<Ctx>) {
     let (name, holder, next) = (claim().key, locker(&ctx).await, locker(&ctx).await);
     let server = ctx.server().await;
-    let proxy = Proxy::start(server.addr()).await.expect("proxy");
-    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-    let gone = Locker::new(MySqlStore::from_url(&url).await.expect("connect"));
+    let (proxy, config) = proxied(server).await;
+    let gone = Locker::new(MySqlStore::connect(config).await.expect("connect"));
     let guard = holder.lock(name.as_str()).fifo().acquire().await.expect("acquire");
     let lock = gone.lock(name.as_str()).fifo();
     let dead = tokio::spawn(async move { lock.acquire().await.map(|guard| guard.fence()) });

@@ -276,9 +276,12 @@ async fn where_named_locks_are_refused_waiters_poll_and_connections_stay(ctx: Ar
     let holder = Locker::new(MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"));
     let name = claim().key;
     let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
-    let relay = relay(server.addr(), |bytes| rename(bytes, b"GET_LOCK", b"GOT_LOCK")).await;
-    let url = server.url().replace(&server.addr().to_string(), &relay.to_string());
-    let store = Arc::new(MySqlStore::from_url(&url).await.expect("connect"));
+    let (proxy, config) = proxied(&server).await;
+    proxy.rewrite_requests(|mut bytes| {
+        rename(&mut bytes, b"GET_LOCK", b"GOT_LOCK");
+        bytes
+    });
+    let store = Arc::new(MySqlStore::connect(config).await.expect("connect"));
     let mut asked = request(&rival(&Claim { key: name.clone(), ..claim() }));
     asked.wait = PATIENCE;
     let mut connections = Vec::new();

@@ -5,14 +5,11 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed,
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore};
-use lockkit_testkit::{
-    faults::{Direction, Proxy},
-    servers::MySqlServer,
-};
+use lockkit_mysql::MySqlStore;
+use lockkit_testkit::{faults::Direction, servers::MySqlServer};
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, raw, relay,
+    Ctx, TTL, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, proxied, raw,
     renew, renewal, request, rival, status, tests,
 };
 
@@ -95,9 +92,8 @@ async fn a_renewal_of_another_store_s_claim_tells_of_its_grant(ctx: Arc<Ctx>) {
 /// A claim that is asked for again when its lease has run out gets another grant.
 async fn a_renewal_tells_of_the_last_grant_although_its_answer_was_lost(ctx: Arc<Ctx>) {
     let (server, mine) = (ctx.server().await, claim());
-    let proxy = Proxy::start(server.addr()).await.expect("proxy");
-    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-    let store = MySqlStore::connect(MySqlConfig::from_url(&url).expect("url").keep_rows(true)).await.expect("connect");
+    let (proxy, config) = proxied(server).await;
+    let store = MySqlStore::connect(config.keep_rows(true)).await.expect("connect");
     let first = hold(&store, &mine).await;
     let lapse = "UPDATE resource_lock SET expires = UTC_TIMESTAMP(6) WHERE resource_name = ?";
     let lapsed = sqlx::query(lapse).bind(mine.key.as_str().as_bytes()).execute(&mut ctx.raw().await).await;
@@ -168,17 +164,18 @@ async fn a_renewal_for_a_shorter_time_shortens_no_lease(ctx: Arc<Ctx>) {
 /// comes late, or the server's clock is set back. Here the statement that extends it finds no lease, as it would then.
 async fn a_repeated_request_that_extended_nothing_is_no_grant(ctx: Arc<Ctx>) {
     let (server, mine) = (ctx.server().await, claim());
-    let relay = relay(server.addr(), |bytes| {
+    let (proxy, config) = proxied(server).await;
+    proxy.rewrite_requests(|mut bytes| {
         let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
         let (extends, lasts) = (b"GREATEST(expires, ".as_slice(), b"expires > UTC".as_slice());
-        if find(bytes, extends).is_some()
-            && let Some(at) = find(bytes, lasts)
+        if find(&bytes, extends).is_some()
+            && let Some(at) = find(&bytes, lasts)
         {
             bytes[at..at + lasts.len()].copy_from_slice(b"expires < UTC");
         }
+        bytes
     });
-    let url = server.url().replace(&server.addr().to_string(), &relay.await.to_string());
-    let store = MySqlStore::connect(MySqlConfig::from_url(&url).expect("url").keep_rows(true)).await.expect("connect");
+    let store = MySqlStore::connect(config.keep_rows(true)).await.expect("connect");
     hold(&store, &mine).await;
     let error = attempt(&store, &mine).await.expect_err("nothing was extended");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");

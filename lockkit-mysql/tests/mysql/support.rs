@@ -1,11 +1,6 @@
 //! A server for all tests of a kind, and short names for requests.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, Hold, HolderInfo, LockStore, Renewal, Renewed, Result, Token};
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
@@ -17,8 +12,6 @@ use lockkit_testkit::{
 };
 use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
     runtime::{Builder, Runtime},
     sync::OnceCell,
     task::spawn_blocking,
@@ -173,31 +166,4 @@ impl Drop for Undriven {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
-}
-
-/// Between a client and a server, something that changes what the client says. It ends with the runtime.
-/// Gives its address.
-pub(crate) async fn relay(server: SocketAddr, change: fn(&mut [u8])) -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
-    let addr = listener.local_addr().expect("address");
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let Ok(upstream) = TcpStream::connect(server).await else { return };
-                let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
-                    (client.into_split(), upstream.into_split());
-                let answers = tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
-                let mut bytes = vec![0; 1 << 16];
-                while let Ok(read @ 1..) = from_client.read(&mut bytes).await {
-                    change(&mut bytes[..read]);
-                    if to_server.write_all(&bytes[..read]).await.is_err() {
-                        break;
-                    }
-                }
-                drop(to_server);
-                drop(answers.await);
-            });
-        }
-    });
-    addr
 }

@@ -10,10 +10,7 @@ use lockkit_core::{
     store::{Record, Records, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
-use lockkit_testkit::{
-    faults::{Direction, Proxy},
-    servers::MySqlServer,
-};
+use lockkit_testkit::{faults::Direction, servers::MySqlServer};
 use sqlx::{Connection as _, Executor as _};
 use tokio::task::JoinSet;
 
@@ -325,10 +322,8 @@ async fn the_removal_of_many_claims_has_the_time_that_it_takes(ctx: Arc<Ctx>) {
     }
     let mut raw = raw(&server).await;
     raw.execute("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 HOUR").await.expect("age");
-    let proxy = Proxy::start(server.addr()).await.expect("proxy");
-    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-    let config = MySqlConfig::from_url(&url).expect("url").timeout(Duration::from_secs(1));
-    let store = MySqlStore::connect(config).await.expect("connect");
+    let (proxy, config) = proxied(&server).await;
+    let store = MySqlStore::connect(config.timeout(Duration::from_secs(1))).await.expect("connect");
     proxy.delay(Direction::ToClient, Duration::from_millis(50));
     store.remove_unused(WEEK).await.expect("gc");
     let (left,): (i64,) =

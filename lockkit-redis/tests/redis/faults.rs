@@ -9,10 +9,6 @@ use std::{
 use lockkit_core::{Claim, Effect, ErrorKind, LockStore, Locker, LossReason, Mode, Query, Release, Renewal};
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
 use lockkit_testkit::faults::{Direction, Proxy, ServerClock};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
-};
 
 use crate::support::*;
 
@@ -211,8 +207,10 @@ async fn a_connection_is_made_although_those_who_asked_for_it_gave_up() {
     let server = Server::start().await;
     // So that the server knows the script.
     hold(&server.store().await, &claim("c")).await;
-    let front = slow_proxy(server.port(), DELAY).await;
-    let store = RedisStore::new(lockkit_redis::RedisConfig::new("127.0.0.1", front)).expect("a store");
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("proxy");
+    proxy.delay(Direction::ToServer, DELAY);
+    proxy.delay(Direction::ToClient, DELAY);
+    let store = RedisStore::new(RedisConfig::new("127.0.0.1", proxy.addr().port())).expect("a store");
     for _ in 0..5 {
         let impatient = tokio::time::timeout(DELAY, attempt(&store, &claim("a"))).await;
         assert!(impatient.is_err(), "no answer comes so soon");
@@ -245,30 +243,6 @@ async fn a_run_that_follows_upon_another_is_no_older_than_the_end_of_that() {
     let told = told.lock().expect("told").clone();
     assert!(told[0] > Duration::from_secs(3000), "there was no other before: {told:?}");
     assert!(told[1..].iter().all(|uptime| *uptime < Duration::from_secs(60)) && told.len() > 1, "{told:?}");
-}
-
-/// Forwards connections, taking its time over each portion.
-async fn slow_proxy(to: u16, delay: Duration) -> u16 {
-    async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
-        let mut portion = vec![0; 16 * 1024];
-        while let Ok(length @ 1..) = from.read(&mut portion).await {
-            tokio::time::sleep(delay).await;
-            if to.write_all(&portion[..length]).await.is_err() {
-                return;
-            }
-        }
-    }
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
-    let port = listener.local_addr().expect("address").port();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.expect("server");
-            let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-            tokio::spawn(forward(from_client, to_server, delay));
-            tokio::spawn(forward(from_server, to_client, delay));
-        }
-    });
-    port
 }
 
 /// Forwards connections; those that exist when `true` is sent forward nothing until `false` is, and stay open.

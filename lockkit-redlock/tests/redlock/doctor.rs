@@ -55,11 +55,8 @@ async fn a_healthy_quorum_has_what_its_configuration_deserves() {
     assert_eq!(found[1].server.as_deref(), Some("all nodes"));
     assert_eq!(found[5].server.as_deref(), Some(&*format!("redis 127.0.0.1:{}", cluster.servers[0].port())));
 
-    let mut servers = Vec::new();
-    for _ in 0..3 {
-        let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-        servers.push(RedisServer::start(options).await.expect("a server"));
-    }
+    let options = RedisOptions::default().persistence(Persistence::AppendAlways);
+    let servers = RedisServer::start_many(3, options).await.expect("servers");
     let found = findings(&at(&servers.iter().collect::<Vec<_>>()).delayed_restart(false)).await;
     let worse: Vec<_> = codes(&found).into_iter().filter(|(severity, _)| *severity > Severity::Ok).collect();
     assert_eq!(worse, [(Severity::Note, "password")], "{found:#?}");

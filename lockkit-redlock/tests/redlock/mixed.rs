@@ -26,10 +26,7 @@ async fn hold(store: &dyn LockStore, claim: &Claim) -> Hold {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_is_the_loss_of_one_node() {
-    let redis = [
-        RedisServer::start(RedisOptions::default()).await.expect("a server"),
-        RedisServer::start(RedisOptions::default()).await.expect("a server"),
-    ];
+    let redis = RedisServer::start_many(2, RedisOptions::default()).await.expect("servers");
     let table = MySqlOptions::default().init(lockkit_mysql::schema::ddl(MySqlConfig::TABLE).expect("ddl"));
     // It is never started again, so it need not wait for the disk.
     let table = table.args(["--innodb-flush-log-at-trx-commit=2"]);

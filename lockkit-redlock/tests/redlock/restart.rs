@@ -6,7 +6,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Clock, ErrorKind, Fencing, LockStore, Release, Renewal, Renewed, SystemClock,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore, RestartPolicy};
-use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer};
+use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer, hosts};
 
 use crate::support::{
     Cluster, NODE_TIMEOUT, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories, request,
@@ -99,12 +99,9 @@ async fn a_second_of_uptime_may_be_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
-    let mut servers = Vec::new();
-    for _ in 0..3 {
-        let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-        servers.push(RedisServer::start(options).await.expect("a server"));
-    }
-    let hosts = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
+    let options = RedisOptions::default().persistence(Persistence::AppendAlways);
+    let servers = RedisServer::start_many(3, options).await.expect("servers");
+    let hosts = hosts(&servers);
     // Nobody knows of a run before this one. The first client waits until all leases of it must have lapsed.
     let (young, url) = (format!("redlock://{hosts}?max_ttl=2s"), format!("redlock://{hosts}?max_ttl=1m"));
     let first = lockkit::open(&young).await.expect("connect");

@@ -38,11 +38,10 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start(nodes: usize) -> Self {
-        let (mut servers, mut proxies) = (Vec::new(), Vec::new());
-        for _ in 0..nodes {
-            let server = RedisServer::start(RedisOptions::default()).await.expect("a server");
+        let servers = RedisServer::start_many(nodes, RedisOptions::default()).await.expect("servers");
+        let mut proxies = Vec::new();
+        for server in &servers {
             proxies.push(Proxy::start(server.addr()).await.expect("a proxy"));
-            servers.push(server);
         }
         Self { servers, proxies }
     }

@@ -229,6 +229,7 @@ async fn deliver(
         // way may be held. So what can't be delivered is swallowed, and the reader of the same stream reports the end.
         match (direction, event) {
             (Direction::ToServer, Event::Bytes(bytes)) => {
+                let bytes = shared.rewritten(direction, bytes);
                 let springs = shared.trap_springs(&mut before, &bytes);
                 if springs {
                     loss.send_modify(|loss| loss.begun = true);
@@ -240,7 +241,7 @@ async fn deliver(
             }
             (Direction::ToClient, Event::Bytes(_)) if loss.borrow().begun => {}
             (Direction::ToClient, Event::Bytes(bytes)) => {
-                let bytes = shared.rewritten(bytes);
+                let bytes = shared.rewritten(direction, bytes);
                 let (now, later) = bytes.split_at(shared.passes(&bytes));
                 let _ = to.write_all(now).await;
                 if !later.is_empty() {

@@ -144,7 +144,13 @@ impl Proxy {
     /// Changes what the server says, piece by piece as it comes: a short reply to one request is one piece, and several that
     /// come together may be one.
     pub fn rewrite_replies(&self, rewrite: impl FnMut(Vec<u8>) -> Vec<u8> + Send + 'static) {
-        *unpoisoned(&self.shared.rewrite) = Some(Box::new(rewrite));
+        unpoisoned(&self.shared.rewrites)[Direction::ToClient as usize] = Some(Box::new(rewrite));
+    }
+
+    /// Changes what clients say, piece by piece as it comes: a short request is one piece, and several that are sent together may
+    /// be one.
+    pub fn rewrite_requests(&self, rewrite: impl FnMut(Vec<u8>) -> Vec<u8> + Send + 'static) {
+        unpoisoned(&self.shared.rewrites)[Direction::ToServer as usize] = Some(Box::new(rewrite));
     }
 
     /// Waits until the reply that [`drop_reply_after`](Self::drop_reply_after) asked for was lost.
@@ -171,12 +177,12 @@ impl Proxy {
         unpoisoned(&self.shared.slip).is_some_and(|(_, countdown)| countdown == 0)
     }
 
-    /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping or changing
-    /// replies, and about an answer that was to slip.
+    /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping replies,
+    /// about changing anything, and about an answer that was to slip.
     pub fn heal(&self) {
         *unpoisoned(&self.shared.trap) = None;
         *unpoisoned(&self.shared.slip) = None;
-        *unpoisoned(&self.shared.rewrite) = None;
+        *unpoisoned(&self.shared.rewrites) = [None, None];
         *unpoisoned(&self.shared.until_hold) = None;
         self.shared.rules.send_replace(Rules::default());
     }

@@ -21,7 +21,7 @@ pub enum Direction {
     ToClient,
 }
 
-/// What is made of each piece of a reply.
+/// What is made of each piece that is sent in one direction.
 type Rewrite = Box<dyn FnMut(Vec<u8>) -> Vec<u8> + Send>;
 
 /// Up to which delay the time is kept exactly: beyond it, a millisecond matters to nobody.
@@ -40,7 +40,8 @@ pub(super) struct Shared {
     /// them, tells them to end (by the value `true`), and knows when all have ended.
     pub(super) connections: Mutex<watch::Sender<bool>>,
     pub(super) trap: Mutex<Option<Trap>>,
-    pub(super) rewrite: Mutex<Option<Rewrite>>,
+    /// Indexed by [`Direction`].
+    pub(super) rewrites: Mutex<[Option<Rewrite>; 2]>,
     /// How many bytes of what servers say may pass before the rest is held.
     pub(super) until_hold: Mutex<Option<usize>>,
     /// What is to happen to an answer, and to which, counted from 1; to none any more once that is 0.
@@ -70,7 +71,7 @@ impl Shared {
             rules: watch::Sender::default(),
             connections: Mutex::default(),
             trap: Mutex::default(),
-            rewrite: Mutex::default(),
+            rewrites: Mutex::default(),
             until_hold: Mutex::default(),
             slip: Mutex::default(),
             dropped: watch::Sender::default(),
@@ -109,9 +110,9 @@ impl Shared {
         unpoisoned(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
     }
 
-    /// What the client is to read in place of these bytes.
-    pub(super) fn rewritten(&self, bytes: Vec<u8>) -> Vec<u8> {
-        match unpoisoned(&self.rewrite).as_mut() {
+    /// What the other side is to read in place of these bytes.
+    pub(super) fn rewritten(&self, direction: Direction, bytes: Vec<u8>) -> Vec<u8> {
+        match unpoisoned(&self.rewrites)[direction as usize].as_mut() {
             Some(rewrite) => rewrite(bytes),
             None => bytes,
         }

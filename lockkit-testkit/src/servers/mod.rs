@@ -12,13 +12,12 @@ mod error;
 mod find;
 mod guardian;
 mod mysql;
-mod mysql_wire;
 mod port;
 mod process;
 mod redis;
+mod redis_client;
 mod redis_cluster;
 mod redis_sentinel;
-mod resp;
 mod zookeeper;
 
 pub use self::{
@@ -37,9 +36,31 @@ use std::{
     ffi::OsString,
     fmt, io,
     net::{Ipv4Addr, SocketAddr},
+    ops::Deref,
     path::PathBuf,
     pin::Pin,
+    time::{Duration, Instant},
 };
+
+/// The addresses of servers, as a URL that names them all has them.
+#[must_use]
+pub fn hosts<S: Deref<Target = Process>>(servers: &[S]) -> String {
+    servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// Waits until several servers have come to terms, for half a minute at most.
+pub(crate) async fn until(servers: &str, what: &str, is_true: impl AsyncFn() -> bool) -> Result<()> {
+    const WITHIN: Duration = Duration::from_secs(30);
+    // The standard clock, because tokio's may be paused by the test.
+    let deadline = Instant::now() + WITHIN;
+    while !is_true().await {
+        if Instant::now() > deadline {
+            return Err(ServerError::io(servers, io::Error::other(format!("not within {WITHIN:?}: {what}"))));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
 
 /// What one kind of server does in its own way; [`Process`] does the rest.
 pub(crate) trait Service: fmt::Debug + Send + Sync {

@@ -1,7 +1,11 @@
 //! Private MariaDB and MySQL servers.
 
-use super::{Location, Probe, Process, Program, Result, ServerError, Service, mysql_wire::Connection};
+use super::{Location, Probe, Process, Program, Result, ServerError, Service};
 use crate::faults::ServerClock;
+use sqlx::{
+    AssertSqlSafe, Connection as _, MySqlConnection, Row as _,
+    mysql::{MySqlConnectOptions, MySqlRow, MySqlSslMode},
+};
 use std::{
     env,
     ffi::OsString,
@@ -9,10 +13,15 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
+use tokio::time::timeout;
 
 /// The user who may do everything, without a password.
 const ADMIN: &str = "root";
+
+/// How long a server may take to let its administrator in, or for one statement. A frozen one would take forever.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// The form of the prepared data directories. To be raised when they are made in another way.
 const TEMPLATE: u32 = 1;
@@ -124,8 +133,7 @@ impl MySqlServer {
     /// If the server refuses or can't be reached.
     pub async fn admin(&self, statement: &str) -> Result<Vec<Vec<Option<String>>>> {
         let failed = |error| ServerError::io(format_args!("could not run {statement:?}"), error);
-        let mut connection = Connection::open(self.addr(), ADMIN).await.map_err(failed)?;
-        connection.query(&format!("USE {}", Self::DATABASE)).await.map_err(failed)?;
+        let mut connection = Connection::open(self.location(), Some(Self::DATABASE)).await.map_err(failed)?;
         connection.query(statement).await.map_err(failed)
     }
 
@@ -136,7 +144,7 @@ impl MySqlServer {
     /// If the server refuses or can't be reached.
     pub async fn cut_clients(&self) -> Result<()> {
         let failed = |error| ServerError::io("could not cut the clients", error);
-        let mut connection = Connection::open(self.addr(), ADMIN).await.map_err(failed)?;
+        let mut connection = Connection::open(self.location(), None).await.map_err(failed)?;
         let own = connection.query("SELECT CONNECTION_ID()").await.map_err(failed)?.remove(0).remove(0);
         // Not from the table of processes, which MySQL refuses to read when a statement has binary arguments.
         for mut process in connection.query("SHOW PROCESSLIST").await.map_err(failed)? {
@@ -156,6 +164,36 @@ impl Deref for MySqlServer {
     fn deref(&self) -> &Process {
         &self.process
     }
+}
+
+/// What one statement gave: rows of text, `None` for NULL.
+type Rows = Vec<Vec<Option<String>>>;
+
+/// An administrator's connection. It sends no statement of its own, so that a test may count them.
+struct Connection(MySqlConnection);
+
+impl Connection {
+    async fn open(location: &Location, database: Option<&str>) -> io::Result<Self> {
+        let options = MySqlConnectOptions::new().host("127.0.0.1").port(location.port).username(ADMIN);
+        let options = options.ssl_mode(MySqlSslMode::Disabled).timezone(None).set_names(false);
+        let options = options.pipes_as_concat(false).no_engine_substitution(false);
+        let options = database.into_iter().fold(options, MySqlConnectOptions::database);
+        answered(MySqlConnection::connect_with(&options)).await.map(Self)
+    }
+
+    async fn query(&mut self, statement: &str) -> io::Result<Rows> {
+        let rows = answered(sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(&mut self.0)).await?;
+        rows.iter().map(row).collect::<sqlx::Result<_>>().map_err(io::Error::other)
+    }
+}
+
+fn row(row: &MySqlRow) -> sqlx::Result<Vec<Option<String>>> {
+    let text = |bytes: Option<&[u8]>| bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    (0..row.len()).map(|column| row.try_get_unchecked(column).map(text)).collect()
+}
+
+async fn answered<T>(answer: impl Future<Output = sqlx::Result<T>>) -> io::Result<T> {
+    timeout(ANSWER_WITHIN, answer).await?.map_err(io::Error::other)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +264,7 @@ impl Service for MySql {
             if written.trim() != pid.to_string() {
                 return Err(io::Error::other("it has not got its port yet"));
             }
-            let mut connection = Connection::open(location.addr(), ADMIN).await?;
+            let mut connection = Connection::open(location, None).await?;
             connection.query("SELECT 1").await.map(drop)
         })
     }
@@ -337,7 +375,7 @@ mod tests {
     #[tokio::test]
     async fn all_clients_are_cut() -> Result<()> {
         let server = MySqlServer::start(MySqlOptions::default()).await?;
-        let mut client = Connection::open(server.addr(), ADMIN).await.expect("connect");
+        let mut client = Connection::open(server.location(), None).await.expect("connect");
         client.query("SELECT 1").await.expect("it is there");
         server.cut_clients().await?;
         assert!(client.query("SELECT 1").await.is_err());

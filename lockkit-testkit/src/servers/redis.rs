@@ -2,7 +2,7 @@
 
 use super::{
     Authority, Location, Probe, Process, Program, Result, ServerError, Service,
-    resp::{Connection, Door},
+    redis_client::{Connection, Door},
 };
 use crate::faults::ServerClock;
 use std::{ffi::OsString, io, ops::Deref, path::PathBuf};
@@ -192,6 +192,19 @@ impl RedisServer {
         let program = options.program().locate()?;
         let process = Process::start(Redis { program, options }).await?;
         Ok(Self { process, password, door })
+    }
+
+    /// Starts so many servers, one after the other, such as the nodes of a quorum.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub async fn start_many(count: usize, options: RedisOptions) -> Result<Vec<Self>> {
+        let mut servers = Vec::with_capacity(count);
+        while servers.len() < count {
+            servers.push(Self::start(options.clone()).await?);
+        }
+        Ok(servers)
     }
 
     /// The URL to connect to, with the password if there is one. With TLS it takes the authority's file: `?ca=`.

@@ -1,20 +1,16 @@
 //! Private Redis clusters.
 
-use std::{
-    io,
-    time::{Duration, Instant},
-};
+use std::io;
 
-use super::{RedisFlavor, RedisOptions, RedisServer, Result, ServerError, port::Port};
+use super::{RedisFlavor, RedisOptions, RedisServer, Result, ServerError, hosts, port::Port, until};
 
+const NAME: &str = "Redis Cluster";
 /// How many primaries share the slots.
 const PRIMARIES: usize = 3;
 /// How many slots there are.
 const SLOTS: usize = 16384;
 /// For how long a member must not answer before the others take it for down.
 const NODE_TIMEOUT: &str = "1000";
-/// How long the members may take to find each other, or to fail over.
-const WITHIN: Duration = Duration::from_secs(30);
 
 /// Three primaries that share the slots, each with a replica or none.
 #[derive(Debug)]
@@ -61,8 +57,7 @@ impl RedisCluster {
     /// The URL that names all members. With TLS it takes the authority's file: `?ca=`.
     #[must_use]
     pub fn url(&self) -> String {
-        let addresses: Vec<_> = self.members.iter().map(|member| member.addr().to_string()).collect();
-        format!("{}+cluster://{}", self.members[0].scheme(), addresses.join(","))
+        format!("{}+cluster://{}", self.members[0].scheme(), hosts(&self.members))
     }
 
     /// Which primary serves the slot of a key at the start, by its place in [`members`](Self::members).
@@ -138,16 +133,16 @@ impl RedisCluster {
     /// If that does not come to pass within half a minute.
     pub async fn until_primary(&self, index: usize) -> Result<()> {
         let id = self.id(index).await?;
-        self.until("the replica takes over", async |all| {
+        until(NAME, "the replica takes over", async || {
             let mut agree = 0;
-            for member in &all.members {
+            for member in &self.members {
                 let nodes = member.command(&["CLUSTER", "NODES"]).await.unwrap_or_default();
                 let line = nodes.lines().find(|line| line.starts_with(&id)).unwrap_or_default().to_owned();
                 // Flags come third, slots after eight fields.
                 let is_primary = line.split(' ').nth(2).is_some_and(|flags| flags.contains("master"));
                 agree += usize::from(is_primary && line.split(' ').count() > 8);
             }
-            let info = all.members[index].command(&["CLUSTER", "INFO"]).await.unwrap_or_default();
+            let info = self.members[index].command(&["CLUSTER", "INFO"]).await.unwrap_or_default();
             agree > PRIMARIES && info.contains("cluster_state:ok")
         })
         .await
@@ -168,29 +163,29 @@ impl RedisCluster {
             let bus = bus_port(member).await?;
             first.command(&["CLUSTER", "MEET", "127.0.0.1", &member.port().to_string(), &bus]).await?;
         }
-        let all_known = async |all: &Self| {
+        let all_known = async || {
             let mut known = true;
-            for member in &all.members {
+            for member in &self.members {
                 let info = member.command(&["CLUSTER", "INFO"]).await.unwrap_or_default();
-                let count = format!("cluster_known_nodes:{}", all.members.len());
+                let count = format!("cluster_known_nodes:{}", self.members.len());
                 known &= info.lines().any(|line| line == count) && info.contains("cluster_state:ok");
             }
             known
         };
-        self.until("the members find each other", all_known).await?;
+        until(NAME, "the members find each other", all_known).await?;
         for (index, replica) in self.members.iter().enumerate().skip(PRIMARIES) {
             replica.command(&["CLUSTER", "REPLICATE", &self.id(index - PRIMARIES).await?]).await?;
         }
-        self.until("the replicas are in sync", async |all| {
+        until(NAME, "the replicas are in sync", async || {
             let mut in_sync = true;
-            for replica in &all.members[PRIMARIES..] {
+            for replica in &self.members[PRIMARIES..] {
                 let info = replica.command(&["INFO", "replication"]).await.unwrap_or_default();
                 in_sync &= info.contains("master_link_status:up");
             }
             // All have to know of all of them: who is asked next may be any.
-            for member in &all.members {
+            for member in &self.members {
                 let nodes = member.command(&["CLUSTER", "NODES"]).await.unwrap_or_default();
-                in_sync &= nodes.matches("slave").count() == all.members.len() - PRIMARIES;
+                in_sync &= nodes.matches("slave").count() == self.members.len() - PRIMARIES;
             }
             in_sync
         })
@@ -199,17 +194,6 @@ impl RedisCluster {
 
     async fn id(&self, index: usize) -> Result<String> {
         self.members[index].command(&["CLUSTER", "MYID"]).await
-    }
-
-    async fn until(&self, what: &str, is_true: impl AsyncFn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + WITHIN;
-        while !is_true(self).await {
-            if Instant::now() > deadline {
-                return Err(failed(io::Error::new(io::ErrorKind::TimedOut, format!("not within {WITHIN:?}: {what}"))));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
     }
 }
 
@@ -247,7 +231,7 @@ async fn bus_port(member: &RedisServer) -> Result<String> {
 }
 
 fn failed(error: io::Error) -> ServerError {
-    ServerError::io("Redis Cluster", error)
+    ServerError::io(NAME, error)
 }
 
 #[cfg(test)]

@@ -1,23 +1,17 @@
 //! Private Redis servers that replicate, and sentinels that watch over them.
 
-use std::{
-    ffi::OsString,
-    fmt::Write as _,
-    fs, io,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, fmt::Write as _, fs, io, path::PathBuf, time::Duration};
 
 use super::{
     Location, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service,
     redis::Tls,
-    resp::{Connection, Door},
+    redis_client::{Connection, Door},
+    until,
 };
 
+const NAME: &str = "Redis Sentinel";
 /// For how long a server must not answer before a sentinel takes it for down.
 const DOWN_AFTER: Duration = Duration::from_millis(800);
-/// How long the servers may take to find each other, or to fail over.
-const WITHIN: Duration = Duration::from_secs(30);
 /// How many sentinels there are. Two of them have to agree.
 const SENTINELS: usize = 3;
 
@@ -84,7 +78,7 @@ impl RedisSentinels {
             sentinels.push(Process::start(sentinel()).await?);
         }
         let started = Self { servers: [primary, replica], bystander, sentinels, door: Tls::door(tls.as_ref()) };
-        started.until("the sentinels find each other and the replicas", async |all| all.is_complete().await).await?;
+        until(NAME, "the sentinels find each other and the replicas", async || started.is_complete().await).await?;
         Ok(started)
     }
 
@@ -133,14 +127,14 @@ impl RedisSentinels {
     /// If that does not come to pass within half a minute.
     pub async fn until_primary(&self, index: usize) -> Result<()> {
         let port = self.servers[index].port().to_string();
-        self.until("the other server takes over", async |all| {
+        until(NAME, "the other server takes over", async || {
             let mut agree = 0;
             for sentinel in 0..SENTINELS {
                 let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::PRIMARY];
-                let says = all.command(sentinel, &words).await.unwrap_or_default();
+                let says = self.command(sentinel, &words).await.unwrap_or_default();
                 agree += usize::from(says.lines().nth(1) == Some(&port));
             }
-            let role = all.servers[index].command(&["ROLE"]).await.unwrap_or_default();
+            let role = self.servers[index].command(&["ROLE"]).await.unwrap_or_default();
             agree > SENTINELS / 2 && role.starts_with("master")
         })
         .await
@@ -185,18 +179,6 @@ impl RedisSentinels {
         }
         true
     }
-
-    async fn until(&self, what: &str, is_true: impl AsyncFn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + WITHIN;
-        while !is_true(self).await {
-            if Instant::now() > deadline {
-                let error = io::Error::new(io::ErrorKind::TimedOut, format!("not within {WITHIN:?}: {what}"));
-                return Err(ServerError::io("Redis Sentinel", error));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
-    }
 }
 
 /// How a sentinel is started and asked.
@@ -209,7 +191,7 @@ struct Sentinel {
 
 impl Service for Sentinel {
     fn name(&self) -> &str {
-        "Redis Sentinel"
+        NAME
     }
 
     fn prepare(&self, location: &Location) -> io::Result<()> {

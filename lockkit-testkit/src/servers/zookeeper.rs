@@ -1,6 +1,8 @@
 //! Private ZooKeeper servers, alone and as an ensemble.
 
-use super::{Location, Probe, Process, Program, Result, ServerError, Service, find, port::Port, process::READY_WITHIN};
+use super::{
+    Location, Probe, Process, Program, Result, ServerError, Service, find, hosts, port::Port, process::READY_WITHIN,
+};
 use crate::faults::Proxy;
 use std::{
     ffi::OsString,
@@ -200,8 +202,7 @@ impl ZooKeeperEnsemble {
     /// The URL that names all servers.
     #[must_use]
     pub fn url(&self) -> String {
-        let addresses: Vec<_> = self.members.iter().map(|member| member.addr().to_string()).collect();
-        format!("zk://{}", addresses.join(","))
+        format!("zk://{}", hosts(&self.members))
     }
 
     /// Lets nothing through any more between a member, by its place in [`members`](Self::members), and the leader, or
