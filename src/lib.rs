@@ -43,15 +43,15 @@ pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, T
 
 // Stores, as they are connected to, wrapped, and asked for what they can do.
 pub use lockkit_core::{
-    Capability, Clock, FenceAbove, Fencing, Liveness, LockStore, MemoryStore, Moment, Observed, Prefix, ShiftedClock,
-    StoreInfo, SystemClock, Waiting,
+    Capability, Clock, FenceAbove, Fencing, Liveness, LockStore, MemoryStore, Moment, Observed, Prefix, Resume,
+    ShiftedClock, StoreInfo, SystemClock, Waiting,
 };
 
 /// What authors of stores need: the contract, what its questions and answers are made of, and what stores share.
 /// `docs/writing-a-backend.md` shows how.
 pub mod store {
     pub use lockkit_core::{
-        Alarm, Capability, Claim, Fence, Fencing, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode, Token,
+        Alarm, Capability, Claim, Fence, Fencing, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode, Resume, Token,
         Waiting, drift, store::*, url_options,
     };
 }

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, HolderInfo, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, SystemClock, Waiting,
     migrate::Dual,
     store::{Reconnections, Record, Records, SingleFlight, Swap},
 };
@@ -85,7 +85,7 @@ impl Late {
                 shared: false,
                 permits: false,
                 fifo: false,
-                resume: false,
+                resume: Resume::None,
                 keeps: false,
                 downgrades: false,
                 waiting: Waiting::Poll,

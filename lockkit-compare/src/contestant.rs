@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use lockkit::{HandOver, Liveness, LockStore, Locker, Token, store::unpoisoned};
+use lockkit::{HandOver, Liveness, LockStore, Locker, Resume, Token, store::unpoisoned};
 
 use crate::{
     cost, delay,
@@ -213,7 +213,7 @@ fn traits(store: &dyn LockStore, target: &Target) -> Traits {
         fifo: capability.fifo,
         shared: capability.shared,
         permits: capability.permits,
-        resume: capability.resume,
+        resume: capability.resume == Resume::UntilTtl,
         keeps: capability.keeps,
         downgrades: capability.downgrades,
     }

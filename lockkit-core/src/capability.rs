@@ -12,13 +12,13 @@ pub struct Capability {
     pub permits: bool,
     /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood: one queue for all modes of a name.
     pub fifo: bool,
-    /// Whether an exclusive lease may outlive its client ([`Guard::detach`](crate::Guard::detach)), and an exclusive grant take the place of
-    /// another ([`AcquireRequest::from`](crate::AcquireRequest::from)). Not where any lease may end with the session of its client.
-    pub resume: bool,
-    /// Whether a lock can be [kept](crate::Lock::keep_for) when its holder is done: a grant in the place of another may last for longer
-    /// than any lease that is held, up to [`StoreInfo::LONGEST_KEPT`](crate::StoreInfo::LONGEST_KEPT), and ends by time alone. A store
-    /// without [`resume`](Self::resume) makes exclusive grants in the place of others for nothing but this. Not a quorum: what a minority
-    /// of its nodes had of so long a lease would be in the way for as long.
+    /// Whether an exclusive lease can be let go of ([`Guard::detach`](crate::Guard::detach)) for another client to take up, and how long it
+    /// lasts then: an exclusive grant may take the place of another ([`AcquireRequest::from`](crate::AcquireRequest::from)).
+    pub resume: Resume,
+    /// Whether a lock can be [kept](crate::Lock::keep_for) when its holder is done: a grant in the place of another, of a request that
+    /// [says so](crate::AcquireRequest::keeps), may last for longer than any lease that is held, up to
+    /// [`StoreInfo::LONGEST_KEPT`](crate::StoreInfo::LONGEST_KEPT), and ends by time alone. Not a quorum: what a minority of its nodes had
+    /// of so long a lease would be in the way for as long.
     pub keeps: bool,
     /// Whether a writer can become a reader without a gap ([`Guard::downgrade`](crate::Guard::downgrade)): a shared grant may take the place of
     /// an exclusive one. Such a store also has [`shared`](Self::shared).
@@ -31,6 +31,19 @@ pub struct Capability {
     pub fencing: Fencing,
     /// The longest name, in bytes.
     pub max_key_bytes: usize,
+}
+
+/// How long an exclusive lease lasts that its client has let go of, for another to take it up. The later ones promise more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Resume {
+    /// It can't be let go of.
+    None,
+    /// Until its ttl is over, or the session of the client that let go of it ends, if that is earlier: while its process runs, and
+    /// can be reached by the servers. For a service that restarts this is no way to keep its lock.
+    WhileSession,
+    /// Until its ttl is over, whatever becomes of the client.
+    UntilTtl,
 }
 
 /// How a waiter learns that a lock is free.

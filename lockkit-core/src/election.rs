@@ -194,8 +194,7 @@ impl Term {
     /// [takes over](Election::take_over) while the lease lasts. Nobody gets in between. If none does in time, all can.
     ///
     /// # Errors
-    /// As [`Guard::detach`]; `Unsupported` on ZooKeeper, say ([`Capability::resume`](crate::Capability)). The term is over then, as by
-    /// dropping it.
+    /// As [`Guard::detach`]. The term is over then, as by dropping it.
     pub fn hand_over(self) -> Result<Token> {
         self.guard.detach()
     }

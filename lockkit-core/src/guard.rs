@@ -261,8 +261,13 @@ impl Guard {
     /// the token, [`Lock::resume`](crate::Lock::resume) takes it up again before that, here or in another process, while no
     /// other client can get in between: to restart a service, or to hand work over to the next stage.
     ///
+    /// Not everywhere does the lease outlive this process: where [`Capability::resume`](crate::Capability) is
+    /// [`WhileSession`](crate::Resume::WhileSession) (ZooKeeper) the ttl counts from this call, and the lease ends before that with the
+    /// session of this client. The locker ends it in the background when its ttl is over: it waits for that after a
+    /// [shutdown](crate::Locker::shutdown) and when it has been dropped, but no longer than its runtime lasts.
+    ///
     /// # Errors
-    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)), and for shared ones
+    /// `Unsupported` where no lease can be taken up ([`Resume::None`](crate::Resume): a migration), and for shared ones
     /// and permits; `Lost` if the lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it, and for a
     /// lock that is to be [kept from others](crate::Lock::keep_for). This hold is ended then, as by dropping it.
     pub fn detach(mut self) -> Result<Token> {

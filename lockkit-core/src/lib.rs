@@ -42,7 +42,7 @@ mod yielding;
 pub use observe::Metrics;
 pub use {
     alarm::Alarm,
-    capability::{Capability, Fencing, Liveness, Waiting},
+    capability::{Capability, Fencing, Liveness, Resume, Waiting},
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     election::{Election, Leader, Leaders, Term},
     engine::HandOver,

@@ -301,8 +301,7 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)); else those of
-    /// [`try_acquire`](Self::try_acquire).
+    /// `Unsupported` where no lease can be taken up ([`Resume::None`](crate::Resume)); else those of [`try_acquire`](Self::try_acquire).
     ///
     /// After an error of unknown effect the lease may have ended, as after a cancellation.
     ///

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use self::lock::{Answer, AskedAt, LockState};
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
-    LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, SystemClock, Waiting,
     store::{Reconnections, Record, Records, Swap, unpoisoned},
 };
 
@@ -62,7 +62,7 @@ impl MemoryStore {
             shared: true,
             permits: true,
             fifo: true,
-            resume: true,
+            resume: Resume::UntilTtl,
             keeps: true,
             downgrades: true,
             waiting: Waiting::Notify,
@@ -106,7 +106,7 @@ impl MemoryStore {
             shared: own.shared && other.shared,
             permits: own.permits && other.permits,
             fifo: own.fifo && other.fifo,
-            resume: own.resume && other.resume,
+            resume: own.resume.min(other.resume),
             keeps: own.keeps && other.keeps,
             downgrades: own.downgrades && other.downgrades,
             waiting: own.waiting,

@@ -163,16 +163,20 @@ pub struct AcquireRequest {
     /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
     /// has the lock, or nobody, the answer is `Contended`, with a holder only if there is one. It is a try: `wait` is zero. A
     /// [shared](Mode::Shared) claim passes all that wait, is the first of a new group, with a fence above that of the lease, and lets in
-    /// those readers that wait first in the queue. Where a store [keeps](crate::Capability::keeps) locks, the ttl may be longer than its
-    /// longest, for a lease that nobody holds; after an unknown effect such a request is made again with the same token.
+    /// those readers that wait first in the queue.
     pub from: Option<Token>,
+    /// The lease that takes the place [of another](Self::from) is to [keep](crate::Capability::keeps) the lock from all, and is nobody's to
+    /// hold: it is exclusive, is not renewed, and ends by time alone, whatever becomes of the client. The ttl may be longer than the
+    /// store's longest. After an unknown effect such a request is made again with the same token.
+    pub keeps: bool,
 }
 
 impl AcquireRequest {
     /// A try, in any order, for one fence, without a floor. Set the fields to ask for more.
     #[must_use]
     pub fn new(claim: Claim, ttl: Duration, holder: HolderInfo) -> Self {
-        Self { claim, ttl, wait: Duration::ZERO, order: Order::Any, fence: FenceRequest::default(), holder, from: None }
+        let (wait, order, fence) = (Duration::ZERO, Order::Any, FenceRequest::default());
+        Self { claim, ttl, wait, order, fence, holder, from: None, keeps: false }
     }
 }
 

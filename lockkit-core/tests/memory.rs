@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Clock, ErrorKind, Fence, Fencing, HolderInfo, Liveness, LockKey, LockStore,
-    Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+    Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, Resume, ShiftedClock, Token,
 };
 use lockkit_testkit::calls::claim;
 use tokio::time::Instant;
@@ -151,7 +151,7 @@ async fn a_store_like_another_does_no_more() -> Result<()> {
         shared: false,
         permits: false,
         fifo: false,
-        resume: false,
+        resume: Resume::None,
         keeps: false,
         downgrades: false,
         liveness: Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None },

@@ -9,7 +9,7 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Claim, Clock, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason,
-    MemoryStore, Mode, Query, Result, StoreInfo, Token, Waiting, store::unpoisoned,
+    MemoryStore, Mode, Query, Result, Resume, StoreInfo, Token, Waiting, store::unpoisoned,
 };
 use tokio::sync::Notify;
 
@@ -199,7 +199,7 @@ impl SimStore {
 
     /// The token of the exclusive holder, if its place can be taken.
     async fn replaceable(&self, key: &LockKey) -> Result<Option<Token>> {
-        if !self.info.capability.resume {
+        if self.info.capability.resume == Resume::None {
             return Ok(None);
         }
         let states = self.world.inner.inspect(&Query::Keys(vec![key.clone()])).await?;

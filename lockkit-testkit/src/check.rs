@@ -7,7 +7,7 @@ use std::{
 };
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_core::{Capability, Fencing, SystemClock};
+use lockkit_core::{Capability, Fencing, Resume, SystemClock};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -92,7 +92,7 @@ impl Subject {
             Some("no fences".to_owned())
         } else if hybrid && fencing != Fencing::Hybrid {
             Some(format!("fencing is {fencing:?}, not Hybrid"))
-        } else if resume && !self.capability.resume {
+        } else if resume && self.capability.resume == Resume::None {
             Some("no grants in the place of others".to_owned())
         } else if keeps && !self.capability.keeps {
             Some("locks end with their holders".to_owned())

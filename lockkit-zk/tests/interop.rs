@@ -56,6 +56,7 @@ const CASES: &[(&str, Case)] = &[
     ("excludes_readers_and_permits_and_they_exclude_it", |setting| Box::pin(excludes_kinds(setting))),
     ("waits_for_readers_and_permits_and_they_wait_for_it", |setting| Box::pin(waits_for_kinds(setting))),
     ("leads_when_none_of_us_does_and_we_lead_when_it_does_not", |setting| Box::pin(leads(setting))),
+    ("does_not_get_in_between_when_a_lease_is_taken_up", |setting| Box::pin(stays_behind(setting))),
     ("gives_up_the_lock_when_it_is_killed", |setting| Box::pin(is_killed(setting))),
     ("gets_the_lock_when_we_are_gone", |setting| Box::pin(survives_us(setting))),
 ];
@@ -87,6 +88,23 @@ async fn waits(setting: &mut Setting) -> Result<(), BoxError> {
     assert_eq!(setting.other.ask("release").await?, "released");
     let guard = next.await??.ok_or("never granted")?;
     assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+async fn stays_behind(setting: &mut Setting) -> Result<(), BoxError> {
+    let lockers = [setting.second_locker().await?, setting.second_locker().await?];
+    let mut guard = setting.take().await?.ok_or("it is free")?;
+    setting.other.order("acquire 20000").await?;
+    setting.until_queued(2).await?;
+    for locker in lockers.iter().cycle().take(6) {
+        let token = guard.detach()?;
+        guard = locker.lock(NAME).ttl(TTL).resume(token).await?.ok_or("it is there")?;
+        let answer = tokio::time::timeout(Duration::from_millis(200), setting.other.answer()).await;
+        assert!(answer.is_err(), "it got in between: {answer:?}");
+    }
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_eq!(setting.other.answer().await?, "acquired");
+    assert_eq!(setting.other.ask("release").await?, "released");
     Ok(())
 }
 

@@ -212,6 +212,10 @@ safeguards! {
         "A floor of fences leaves the ttl of a lease that keeps a lock to the store"
         "«self.info().admit_fence_above(fence.floor)»?" => "self.info().admit_terms(request.claim.mode, request.order, request.ttl)"
         by "lockkit-core/keep::a_lock_with_fences_above_a_number_is_kept";
+    let_go_unused in RESUME
+        "Where no time ends a lease, one that was let go of and is not taken up is released when its ttl is over"
+        "if «resume == Resume::WhileSession» {" => "false"
+        by "lockkit-core/let_go::what_nobody_takes_up_is_released_when_its_ttl_is_over";
     writer_granted in RESUME
         "The lease of a writer that became a reader can't come to be held any more"
         "undo.arm_release(«Certainty::of(&lease.state(), self.now())», None)" => "Certainty::Ordered(self.failures())"

@@ -113,7 +113,7 @@ safeguards! {
     // Records, and leases that outlive their clients.
     resume_redlock in INFO
         "Where one node ends leases with the session, no lease outlives its client"
-        "resume: «nodes.iter().all(|node| node.store().info().capability.resume)»" => "true"
+        "let outlasts = «nodes.iter().all(|node| node.store().info().capability.resume == Resume::UntilTtl)»;" => "true"
         by "lockkit-redlock/redlock::misuse::where_one_node_has_sessions_no_lease_outlives_its_client";
     resume_in_parts in ATTEMPT
         "That a lease is gone is said only if too many nodes lack it"

@@ -16,7 +16,7 @@ const WAIT: &str = "lockkit-zk/src/store/wait.rs";
 const DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
 const IN_PLACE: &str = "lockkit-zk/src/store/in_place.rs";
 const WINDOWS: &str = "lockkit-zk/src/client/windows.rs";
-const DOWNGRADE: &str = "lockkit-zk/src/store/downgrade.rs";
+const TAKE_OVER: &str = "lockkit-zk/src/store/take_over.rs";
 const RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 safeguards! {
@@ -90,8 +90,12 @@ safeguards! {
         by "lockkit-zk/zk::broken::all_that_are_broken_at_once_are_told";
     zk_repeated_release in RELEASE
         "A release that is repeated does not call a lease released that was broken"
-        "if «!session.is_revoked(lock, &claim.token, bound).await?» =>" => "true"
+        "if «!session.is_revoked(lock, &claim.token, bound).await?»\n                && " => "true"
         by "lockkit-zk/zk::broken::a_repeated_release_does_not_hide_that_the_lease_was_revoked";
+    zk_repeated_taken_up in RELEASE
+        "Nor does it call one released that another had taken up"
+        "&& «!is_taken_up(session, lock, node, bound).await?» =>" => "true"
+        by "lockkit-zk/zk::taken_up::what_the_giver_sends_late_concerns_nobody_else";
     zk_break_again in RENEW
         "It does so, too, when its node goes after a break by way of its own store that came to nothing"
         "if «deleted» {\n        session.alarm" => "deleted && session.claimed(&token).is_some_and(|claimed| !claimed.releasing)"
@@ -140,10 +144,14 @@ safeguards! {
         "The place of a lease is taken only as it was seen: its holder may raise the fences of the lock"
         "version, seen: «stat.version» }" => "-1"
         by "lockkit-zk/zk::downgrades::what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_meanwhile";
-    zk_place_of_a_writer in DOWNGRADE
+    zk_place_of_a_writer in TAKE_OVER
         "A reader that was a writer raises the fences from the writer's place in the queue"
         "let node = Node { name, czxid: «giver.czxid», sequence };" => "giver.czxid + 1000"
         by "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers";
+    zk_place_in_turn in IN_PLACE
+        "A lease that took the place of another has the place of that one among those that wait, and not that of its own node"
+        "(«fence::place_of(record, fence, span).min(stat.czxid)»," => "stat.czxid"
+        by "lockkit-zk/zk::taken_up::however_often_it_is_taken_up_those_that_wait_have_higher_fences";
     span_of_a_node in GRANT
         "A node says for how many fences its lease was granted, also if it was made for fewer"
         "!claimed.written || «claimed.span != self.request.fence.span»" => "false"

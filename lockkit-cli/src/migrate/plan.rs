@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::{
-    Fencing, KeyState, Liveness, LockStore, Mode, Waiting,
+    Fencing, KeyState, Liveness, LockStore, Mode, Resume, Waiting,
     migrate::{Migration, Side, Start},
     store::{Query, identity},
 };
@@ -117,8 +117,14 @@ impl Assessment {
         if old.shared || old.permits {
             self.lost.push("shared locks and semaphores: refused from the deployment of the migration on".to_owned());
         }
-        if old.resume {
-            let until = if new.resume { "until the migration is over" } else { "from then on: the new store has none" };
+        if old.resume > Resume::None {
+            let until = match new.resume {
+                Resume::None => "from then on: the new store has none",
+                later if later < old.resume => {
+                    "until the migration is over; in the new store they end with the session of the client that let go of them"
+                }
+                _ => "until the migration is over",
+            };
             self.lost.push(format!("leases that outlive their guard (detach, resume): refused {until}"));
         }
         if new.fencing == Fencing::BestEffort || new.fencing == Fencing::None {

@@ -43,7 +43,7 @@ impl Engine {
             self.store.info().capability.liveness.ttl.as_ref().map_or(SHORTEST, |ttl| SHORTEST.max(*ttl.start()));
         let holder = HolderInfo::new(&format!("{} (done)", self.settings.holder));
         let mut request = AcquireRequest::new(Claim { token, ..claim.clone() }, left.max(least), holder);
-        request.from = Some(claim.token);
+        (request.from, request.keeps) = (Some(claim.token), true);
         let refused = match self.store.acquire(&request).await {
             Ok(Attempt::Granted(_)) => return Ok(Release::Released { waiters: Some(0) }),
             Ok(Attempt::Contended(_)) => {

@@ -2,8 +2,18 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Lease, LeaseStatus, Terms, reaper::Certainty};
-use crate::{AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, LossReason, Mode, Order, Result, Token};
+use tokio::time::sleep;
+
+use super::{
+    Engine, Lease, LeaseStatus, Terms,
+    reaper::{Certainty, Owed, PendingRelease},
+};
+use crate::{
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, LossReason, Mode, Moment, Order, Result, Resume, Token,
+};
+
+/// The answer where leases can't be let go of.
+const NO_OTHER: &str = "a lease of this store can't be taken up by another client";
 
 impl Engine {
     /// Takes the place of a lease, by a claim of its own; `None` if the claim does not hold the lock. A lease that was
@@ -14,8 +24,8 @@ impl Engine {
             let error = Error::new(ErrorKind::Unsupported, message);
             Err(error.at("resume", Some(&claim.key), &info.name))
         };
-        if !info.capability.resume {
-            return unsupported("a lease that may end with its session can't be taken up by another one");
+        if info.capability.resume == Resume::None {
+            return unsupported(NO_OTHER);
         }
         if claim.mode != Mode::Exclusive {
             return unsupported("only an exclusive lease can be taken up");
@@ -92,15 +102,19 @@ impl Engine {
         }
     }
 
-    /// Lets go of a lease that stays at the store until its ttl is over.
+    /// Lets go of a lease that stays at the store until its ttl is over. Where only the end of its session or a release would end it, it is
+    /// released then.
     pub(crate) fn detach(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Token> {
         const WHAT: &str = "detach";
-        if !self.store.info().capability.resume {
-            let message = "a lease that may end with its session can't outlive its holder";
-            let error = Error::new(ErrorKind::Unsupported, message);
+        let resume = self.store.info().capability.resume;
+        if resume == Resume::None {
+            let error = Error::new(ErrorKind::Unsupported, NO_OTHER);
             return Err(error.at(WHAT, Some(&lease.claim.key), &self.store.info().name));
         }
         self.let_lie(lease, WHAT)?;
+        if resume == Resume::WhileSession {
+            self.at_home(LetGo::new(self, lease).end_in_time());
+        }
         Ok(lease.claim.token)
     }
 
@@ -128,6 +142,38 @@ impl Engine {
         }
         drop(self.end_here(lease, state, now));
         Ok(())
+    }
+}
+
+/// A lease that was let go of at a store that does not end it by time. A shutdown does not wait for it.
+struct LetGo {
+    engine: Arc<Engine>,
+    /// `None` once it is being released.
+    left: Option<PendingRelease>,
+    at: Moment,
+}
+
+impl LetGo {
+    fn new(engine: &Arc<Engine>, lease: &Lease) -> Self {
+        let now = engine.now();
+        let (lapse, certainty) = (engine.lapse_of(engine.lasts(lease)), Certainty::of(&lease.state(), now));
+        let left = Some(PendingRelease::new(lease.claim.clone(), lapse, certainty, None));
+        Self { engine: Arc::clone(engine), left, at: now + lease.terms.ttl }
+    }
+
+    /// Releases it when its time is up. Whoever has taken it up has another token, of which this release ends nothing.
+    async fn end_in_time(mut self) {
+        sleep(self.at.since(self.engine.now())).await;
+        if let Some(left) = self.left.take() {
+            self.engine.reap(left, None);
+        }
+    }
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        // Its runtime has ended. The next one releases it, early rather than never.
+        drop(self.left.take().map(|left| Owed::new(&self.engine, left)));
     }
 }
 

@@ -188,6 +188,7 @@ impl Dual {
             fence: FenceRequest { floor, ..request.fence },
             holder: self.mark(&request.holder, phase),
             from: request.from,
+            keeps: request.keeps,
         };
         entry.show(&request.holder, phase);
         let answer = store.acquire(&asked).await;

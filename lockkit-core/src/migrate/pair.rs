@@ -11,7 +11,8 @@ use std::{
 
 use super::{phase::Side, record::PhaseRecord, rules};
 use crate::{
-    Alarm, Capability, Error, ErrorKind, Fencing, Liveness, LockKey, LockStore, Moment, Result, StoreInfo, Waiting,
+    Alarm, Capability, Error, ErrorKind, Fencing, Liveness, LockKey, LockStore, Moment, Result, Resume, StoreInfo,
+    Waiting,
     store::{Reconnections, Record, Records, Swap, join_all, known_identity},
 };
 
@@ -62,7 +63,7 @@ impl Pair {
                 shared: false,
                 permits: false,
                 fifo: false,
-                resume: false,
+                resume: Resume::None,
                 keeps: false,
                 downgrades: false,
                 waiting: if polls { Waiting::Poll } else { Waiting::Notify },

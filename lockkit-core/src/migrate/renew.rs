@@ -243,6 +243,7 @@ impl Dual {
             fence: FenceRequest { floor: held.last_fence(), ..FenceRequest::default() },
             holder: self.mark(&holder, Phase::Both),
             from: None,
+            keeps: false,
         };
         let answer = self.pair.at(side).acquire(&request).await;
         match answer {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     AcquireRequest, Alarm, Capability, Clock, Error, ErrorKind, Fence, Fencing, Mode, Order, Renewal, Renewed, Result,
-    store::Reconnections,
+    Resume, store::Reconnections,
 };
 
 /// What a store is.
@@ -49,7 +49,8 @@ impl StoreInfo {
             return Err(Error::invalid("a grant owns at least one fence"));
         }
         let may_replace = match request.claim.mode {
-            Mode::Exclusive => self.capability.resume || self.capability.keeps,
+            Mode::Exclusive if request.keeps => self.capability.keeps,
+            Mode::Exclusive => self.capability.resume > Resume::None,
             Mode::Shared => self.capability.downgrades,
             Mode::Permit { .. } => false,
         };
@@ -60,10 +61,11 @@ impl StoreInfo {
             let message = "a grant that takes over another lease has a token of its own, and does not wait";
             return Err(Error::invalid(message));
         }
+        if request.keeps && (request.from.is_none() || request.claim.mode != Mode::Exclusive) {
+            return Err(Error::invalid("a lock is kept in the place of an exclusive lease"));
+        }
         let longest = match &self.capability.liveness.ttl {
-            Some(range) if self.capability.keeps && request.from.is_some() && request.ttl <= Self::LONGEST_KEPT => {
-                *range.end()
-            }
+            Some(range) if request.keeps && request.ttl <= Self::LONGEST_KEPT => *range.end(),
             _ => request.ttl,
         };
         self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest))

@@ -22,7 +22,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    Release, Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Background, Reconnections, Records, operation_bound},
 };
 
@@ -120,7 +120,7 @@ impl MySqlStore {
                 shared: false,
                 permits: false,
                 fifo: false,
-                resume: true,
+                resume: Resume::UntilTtl,
                 keeps: true,
                 downgrades: false,
                 waiting: Waiting::Poll,

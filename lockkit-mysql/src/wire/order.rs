@@ -393,7 +393,13 @@ mod tests {
             let claim = claim(mode);
             for (place, from) in [(None, Some(from)), (None, None), (Some(Duration::from_secs(6)), None)] {
                 let (claim, holder, ttl) = (claim.clone(), HolderInfo::new("h"), Duration::from_secs(1));
-                let request = AcquireRequest { claim, ttl, wait: ttl, order: Order::Fifo, fence, holder, from };
+                let request = AcquireRequest {
+                    wait: ttl,
+                    order: Order::Fifo,
+                    fence,
+                    from,
+                    ..AcquireRequest::new(claim, ttl, holder)
+                };
                 texts.push(statements.take_in_order(1, &request, place));
             }
             texts.push(statements.keep_place(1, &claim, Duration::from_secs(6), 1));

@@ -15,7 +15,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, StoreInfo, Waiting,
+    Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Reconnections, Records, operation_bound},
 };
 
@@ -78,7 +78,7 @@ impl RedisStore {
                 shared: true,
                 permits: true,
                 fifo: true,
-                resume: true,
+                resume: Resume::UntilTtl,
                 keeps: true,
                 downgrades: true,
                 waiting: Waiting::Notify,

@@ -13,7 +13,7 @@ use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, Finding, KeyState, Liveness, LockStore,
-    Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Reconnections, Records},
 };
 
@@ -153,13 +153,14 @@ fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
         return Err(Error::invalid(message));
     }
     let wake = nodes.iter().any(|node| can_wake(node.store().info().capability.waiting));
+    let outlasts = nodes.iter().all(|node| node.store().info().capability.resume == Resume::UntilTtl);
     let longest_key = nodes.iter().map(|node| node.store().info().capability.max_key_bytes).min();
     Ok(Capability {
         shared: false,
         permits: false,
         fifo: false,
         // A grant may rest on a bare majority, and one node of it that forgets is one too many.
-        resume: nodes.iter().all(|node| node.store().info().capability.resume),
+        resume: if outlasts { Resume::UntilTtl } else { Resume::None },
         keeps: false,
         downgrades: false,
         waiting: if wake { Waiting::Notify } else { Waiting::Poll },

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::redlock::RedisNodes;
-use lockkit_core::{ErrorKind, Liveness, LockStore, Locker, MemoryStore, StoreInfo, store::identity};
+use lockkit_core::{ErrorKind, Liveness, LockStore, Locker, MemoryStore, Resume, StoreInfo, store::identity};
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::Altered;
@@ -50,7 +50,7 @@ async fn where_one_node_has_sessions_no_lease_outlives_its_client() {
         let with_session = |seconds: &u64| {
             let by_session = |info: &mut StoreInfo| {
                 info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(*seconds)) };
-                info.capability.resume = false;
+                info.capability.resume = Resume::WhileSession;
             };
             Node::new(Arc::new(Altered::with_info(MemoryStore::new(), by_session)))
         };

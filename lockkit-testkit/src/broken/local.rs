@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
-    LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Reconnections, Records, unpoisoned},
 };
 
@@ -35,7 +35,7 @@ impl LocalStore {
             shared: false,
             permits: false,
             fifo: false,
-            resume: true,
+            resume: Resume::UntilTtl,
             keeps: false,
             downgrades: false,
             waiting: Waiting::Poll,

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, HolderInfo,
     KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result,
-    StoreInfo, SystemClock, Token, Waiting,
+    Resume, StoreInfo, SystemClock, Token, Waiting,
     store::{Reconnections, Record, Records},
 };
 use tokio::{
@@ -51,7 +51,7 @@ impl SimpleStore {
             shared: !exclusive_only,
             permits: !exclusive_only,
             fifo: true,
-            resume: true,
+            resume: Resume::UntilTtl,
             keeps: true,
             downgrades: !exclusive_only,
             waiting: Waiting::Notify,

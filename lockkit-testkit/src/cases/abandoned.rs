@@ -108,7 +108,7 @@ async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> CaseResult {
     // They are idle side by side, but not at work: that would be for this machine to bear, and not for the store.
     let (ctx, turns, mut scenes) = (Arc::new(ctx), Arc::new(Semaphore::new(1)), JoinSet::new());
     // What a grant in the place of another asks is what any grant asks.
-    for call in Call::LOCKS.into_iter().filter(|call| !matches!(call, Call::Replace | Call::Downgrade)) {
+    for call in Call::LOCKS.into_iter().filter(|call| !matches!(call, Call::Replace | Call::Keep | Call::Downgrade)) {
         for polls in 1..=if call.is_of_kinds() { IDLE_POLLS_OF_KINDS } else { IDLE_POLLS } {
             let turn = Arc::clone(&turns).acquire_owned().await?;
             let scene = Arc::new(Scene::open(&ctx, &*server).await?);
@@ -147,7 +147,7 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
     match call {
         Call::AcquireNew | Call::AcquireKnown | Call::InOrder | Call::Share => leaving.acquire_free().await,
         Call::AcquireHeld | Call::Wait | Call::WaitInOrder => leaving.acquire_held().await,
-        Call::Replace | Call::Downgrade => leaving.replace().await,
+        Call::Replace | Call::Keep | Call::Downgrade => leaving.replace().await,
         Call::Renew | Call::Change | Call::Connect => leaving.renew().await,
         Call::RenewShared => leaving.renew_shared().await,
         Call::Release | Call::ReleaseShared | Call::ReleaseInOrder => leaving.release().await,

@@ -136,7 +136,7 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
             take_free(ctx, scene, call, begin).await?;
         }
         Call::AcquireHeld | Call::Wait | Call::WaitInOrder => take_held(scene, call, begin).await?,
-        Call::Replace | Call::Downgrade => take_over(ctx, scene, call, begin).await?,
+        Call::Replace | Call::Keep | Call::Downgrade => take_over(ctx, scene, call, begin).await?,
         Call::Renew | Call::Change | Call::Connect => return renew(scene, call, begin).await,
         Call::RenewShared => return renew_shared(ctx, scene, begin).await,
         Call::Release | Call::ReleaseShared | Call::ReleaseInOrder => release(ctx, scene, call, begin).await?,

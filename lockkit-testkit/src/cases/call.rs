@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{AcquireRequest, LockKey, LockStore, Mode, Order};
+use lockkit_core::{AcquireRequest, LockKey, LockStore, Mode, Order, Resume};
 
 use super::request;
 use crate::BoxError;
@@ -19,6 +19,8 @@ pub(super) enum Call {
     Wait,
     /// A grant in the place of another, where there are such.
     Replace,
+    /// The same to keep the lock, where that is another step at the store.
+    Keep,
     /// Those that come in order, and those that share a lock, where there are such.
     InOrder,
     WaitInOrder,
@@ -46,12 +48,13 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 20] = [
+    pub(super) const LOCKS: [Self; 21] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
         Self::Wait,
         Self::Replace,
+        Self::Keep,
         Self::Renew,
         Self::Change,
         Self::Release,
@@ -75,7 +78,9 @@ impl Call {
     pub(super) fn is_lacking(self, store: &dyn LockStore) -> bool {
         let capability = &store.info().capability;
         match self {
-            Self::Replace => !capability.resume && !capability.keeps,
+            Self::Replace => capability.resume == Resume::None,
+            // Where a lease can outlive its client it is what the other one asks.
+            Self::Keep => !capability.keeps || capability.resume == Resume::UntilTtl,
             Self::Downgrade => !capability.downgrades || !capability.shared,
             // Without queues it is the question for one key, which another call asks.
             Self::InOrder | Self::WaitInOrder | Self::ReleaseInOrder | Self::InspectQueue => !capability.fifo,

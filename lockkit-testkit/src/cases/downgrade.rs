@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{
     AcquireRequest, Attempt, ErrorKind, FenceRequest, LockStore, LossReason, Mode, Order, Outcome, Release, Renewed,
-    Token, Waiting,
+    Resume, Token, Waiting,
 };
 
 use super::{
@@ -142,11 +142,13 @@ async fn the_place_of_a_reader_is_not_taken(ctx: Ctx) -> CaseResult {
         return Ok(());
     }
     let capability = &store.info().capability;
-    let is_for_writers = capability.resume || capability.keeps;
-    let modes = [Mode::Shared, Mode::Exclusive].into_iter().take(if is_for_writers { 2 } else { 1 });
+    let exclusive = |keeps, is_claimed| Some((Mode::Exclusive, keeps)).filter(|_| is_claimed);
+    let taken_up = exclusive(false, capability.resume > Resume::None);
+    let all = [Some((Mode::Shared, false)), taken_up, exclusive(true, capability.keeps)];
     let is_refused = async |from: Token| {
-        for mode in modes.clone() {
-            let answer = store.acquire(&in_place_of(from, &request_as(&key, mode, LONG)?)).await?;
+        for (mode, keeps) in all.into_iter().flatten() {
+            let request = AcquireRequest { keeps, ..in_place_of(from, &request_as(&key, mode, LONG)?) };
+            let answer = store.acquire(&request).await?;
             if !matches!(answer, Attempt::Contended(_)) {
                 return Ok::<_, BoxError>(false);
             }

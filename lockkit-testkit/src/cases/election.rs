@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Election, ErrorKind, HolderInfo, Leader, Leaders, Locker, Outcome, Release};
+use lockkit_core::{Election, ErrorKind, HolderInfo, Leader, Leaders, Locker, Outcome, Release, Resume};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
@@ -179,7 +179,7 @@ async fn a_leader_may_hand_over(ctx: Ctx) -> CaseResult {
 async fn what_can_not_be_handed_over_is_refused(ctx: Ctx) -> CaseResult {
     let (name, locker) = (ctx.name(), ctx.locker().await?);
     let election = candidate(&ctx, &name, "one").await?;
-    let can = locker.info().capability.resume;
+    let can = locker.info().capability.resume > Resume::None;
     match election.campaign().await?.hand_over() {
         Ok(_) => {
             assert!(can, "handed over without a claim to it");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    ErrorKind, HolderInfo, LockKey, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
+    ErrorKind, HolderInfo, LockKey, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Resume, Token, drift,
 };
 
 use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, seen, take, take_in_the_end};
@@ -20,7 +20,7 @@ cases! { "lifecycle":
     the_holder_is_shown_while_it_holds [NOTHING] "The holder of a lock can be read while it is held, and not after."
     a_queue_is_shown_where_there_is_one [NOTHING] "A lock can be read with its queue, free or held, and all else is as without; a store without order shows none."
     held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
-    a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where leases may end with the session, both are refused."
+    a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where that can't be, both are refused."
     a_renewal_may_change_the_name_that_is_shown [NOTHING] "A renewal with a name makes the store show that one, also after renewals without; nothing else changes."
     a_broken_lock_is_free [NOTHING] "A lock can be broken by the token that inspection shows, and by no other."
 }
@@ -171,10 +171,10 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
     assert_eq!(ended?, Outcome::Released);
     let guard = guard?;
     let (first, token) = (guard.fence(), guard.token());
-    if !mine.info().capability.resume {
-        let refused = guard.detach().expect_err("the session has the lease");
+    if mine.info().capability.resume == Resume::None {
+        let refused = guard.detach().expect_err("it is claimed not to");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
-        let refused = other.lock(&name).resume(token).await.expect_err("the session has the lease");
+        let refused = other.lock(&name).resume(token).await.expect_err("it is claimed not to");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         return Ok(());
     }

@@ -236,7 +236,8 @@ impl Scene {
         ttl: Duration,
     ) -> Result<(Claim, AcquireRequest), BoxError> {
         let before = self.take(&ctx.key()?, LONG).await?.claim;
-        let asked = AcquireRequest { from: Some(before.token), ..call.request(&before.key, ttl)? };
+        let (from, keeps) = (Some(before.token), call == Call::Keep);
+        let asked = AcquireRequest { from, keeps, ..call.request(&before.key, ttl)? };
         Ok((before, asked))
     }
 

@@ -139,7 +139,8 @@ async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let first = request(&key, LONG)?;
     grant(&store, &first).await?;
-    let keeps = AcquireRequest { from: Some(first.claim.token), ttl: HOUR, ..request(&key, LONG)? };
+    let asked = request(&key, LONG)?;
+    let keeps = AcquireRequest { from: Some(first.claim.token), keeps: true, ttl: HOUR, ..asked };
     grant(&store, &keeps).await?;
     // The same again: its answer was lost.
     grant(&store, &keeps).await?;
@@ -184,7 +185,8 @@ async fn a_lock_that_was_broken_is_not_kept(ctx: Ctx) -> CaseResult {
     let mine = Locker::shared_builder(Arc::clone(&store)).build();
     let guard = take(&kept(&mine, &name, HOUR)).await?;
     make_way(&other, &name, guard.token()).await?;
-    let keeps = AcquireRequest { from: Some(guard.token()), ..request(&LockKey::new(name.as_str())?, LONG)? };
+    let asked = request(&LockKey::new(name.as_str())?, LONG)?;
+    let keeps = AcquireRequest { from: Some(guard.token()), keeps: true, ..asked };
     match store.acquire(&keeps).await? {
         Attempt::Contended(refused) => assert!(refused.holder.is_none(), "nobody has the lock: {refused:?}"),
         Attempt::Granted(hold) => return Err(format!("a lease that is gone was taken over: {hold:?}").into()),

@@ -207,7 +207,8 @@ mod tests {
         let store = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
         let (session, holder) = (store.sessions().present().expect("a session"), claim());
         granted(store.acquire(&request(&holder, Duration::ZERO)).await);
-        let keeping = AcquireRequest { from: Some(holder.token), claim: claim(), ..request(&holder, Duration::ZERO) };
+        let asked = request(&claim(), Duration::ZERO);
+        let keeping = AcquireRequest { from: Some(holder.token), keeps: true, ..asked };
         let first = granted(store.acquire(&keeping).await);
         let (lock, token) = (session.names.lock(&holder.key), &keeping.claim.token);
         let before = session.record(&lock, token, BOUND).await.expect("read").expect("it is kept");

@@ -10,7 +10,7 @@ use crate::{
     store::{
         ZkStore,
         attempt::{Acquisition, QueueView, contention, prepare, undone},
-        downgrade, keep,
+        keep, take_over,
         wait::{LOOK_PAUSE, Woken},
         window::Outlook,
     },
@@ -25,14 +25,13 @@ use crate::{
 /// How often a fence is settled that others change at the same time, who hold the lock together with us.
 const SETTLE_TRIES: u32 = 20;
 
-/// Asks for a lease: in the queue, or in the place of another. There a shared one is what a writer becomes, and an exclusive one
-/// keeps the lock.
+/// Asks for a lease: in the queue, or in the place of another.
 pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
-    let answer = match (store.info.admit(request), request.from, request.claim.mode) {
-        (Err(refusal), ..) => Err(refusal),
-        (Ok(()), None, _) => ask_in_queue(store, request).await,
-        (Ok(()), Some(from), Mode::Shared) => Box::pin(downgrade::downgrade(store, request, from)).await,
-        (Ok(()), Some(from), _) => Box::pin(keep::keep(store, request, from)).await,
+    let answer = match (store.info.admit(request), request.from) {
+        (Err(refusal), _) => Err(refusal),
+        (Ok(()), None) => ask_in_queue(store, request).await,
+        (Ok(()), Some(from)) if request.keeps => Box::pin(keep::keep(store, request, from)).await,
+        (Ok(()), Some(from)) => Box::pin(take_over::take_over(store, request, from)).await,
     };
     if answer.is_err() {
         // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may

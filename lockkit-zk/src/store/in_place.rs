@@ -39,7 +39,8 @@ pub(super) struct Replacement<'a> {
 /// The lease whose place is taken.
 pub(super) struct Giver {
     pub(super) node: String,
-    /// The number of the transaction that made its node.
+    /// The number of the transaction that made its node, or if it took the place of another itself, one no later than that of the first
+    /// that had the place: those that wait have the next numbers.
     pub(super) czxid: i64,
     /// The first fence that is not its own.
     after: Fence,
@@ -133,14 +134,18 @@ impl<'a> Replacement<'a> {
         let (record, version) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
-        let after = match Value::parse(&data) {
+        let (czxid, after) = match Value::parse(&data) {
             // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made.
-            Some(Value { fence: Some(fence), span, .. }) => fence.offset(span).max(next),
-            Some(Value { span, .. }) => record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)),
+            Some(Value { fence: Some(fence), span, .. }) => {
+                (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span).max(next))
+            }
+            Some(Value { span, .. }) => {
+                (stat.czxid, record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)))
+            }
             // What others wrote into it says nothing of its fences.
-            None => next,
+            None => (stat.czxid, next),
         };
-        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, seen: stat.version }))
+        Ok(Some(Giver { node: node.to_owned(), czxid, after, record, version, seen: stat.version }))
     }
 
     /// Another has the lock, or nobody. The lease is over if it has no node. With one it may be a reader's, or a claim that waits.

@@ -1,4 +1,4 @@
-//! Keeping a lock from all for a while when its holder is done: what an exclusive grant in the place of another comes to here.
+//! Keeping a lock from all for a while when its holder is done: a grant in the place of another that nobody holds.
 //!
 //! The holder's node ends with its session. What takes its place is no node of the queue, which nobody but lockkit would remove, but the record
 //! of a [window](crate::wire::window). One transaction makes the record and deletes the node.

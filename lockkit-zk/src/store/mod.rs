@@ -3,7 +3,6 @@
 pub(crate) mod acquire;
 pub(crate) mod attempt;
 pub(crate) mod directory;
-pub(crate) mod downgrade;
 pub(crate) mod enter;
 pub(crate) mod grant;
 pub(crate) mod in_place;
@@ -12,6 +11,7 @@ pub(crate) mod keep;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
+pub(crate) mod take_over;
 pub(crate) mod wait;
 pub(crate) mod window;
 
@@ -20,7 +20,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, StoreInfo, Waiting,
+    Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Reconnections, Records},
 };
 
@@ -68,7 +68,7 @@ impl ZkStore {
                 shared: true,
                 permits: true,
                 fifo: true,
-                resume: false,
+                resume: Resume::WhileSession,
                 keeps: true,
                 downgrades: true,
                 waiting: Waiting::Queue,

@@ -67,13 +67,22 @@ async fn release_node(
     match (&known.stage, known.releasing) {
         (Stage::Held(..), _) if deleted => Ok(Release::Released { waiters: None }),
         // An earlier deletion of ours got no answer. It was the one, or somebody else's was, who revoked the lease and said so in
-        // the same step. One without a word can't be told from ours, which by far most are.
-        (Stage::Held(..), true) if !session.is_revoked(lock, &claim.token, bound).await? => {
+        // the same step, or who has its place. One without a word can't be told from ours, which by far most are.
+        (Stage::Held(..), true)
+            if !session.is_revoked(lock, &claim.token, bound).await?
+                && !is_taken_up(session, lock, node, bound).await? =>
+        {
             Ok(Release::Released { waiters: None })
         }
         _ if deleted => Ok(Release::NotHeld(LossReason::Taken)),
         _ => Ok(Release::NotHeld(session.why_not(claim, bound).await?)),
     }
+}
+
+/// Whether another has the place of a node that is gone: no other way leads to its number.
+async fn is_taken_up(session: &Session, lock: &str, node: &Node, bound: Duration) -> Result<bool, Failure> {
+    let children = session.list(lock, bound).await?;
+    Ok(queue::contenders(&children).into_iter().any(|child| queue::sequence(child) == Some(node.sequence)))
 }
 
 /// Deletes whatever nodes the claim has, or the record of its window. A lease of somebody else, who is to lose it, is told why: that word

@@ -239,20 +239,31 @@ mod tests {
                 assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {floor} {span}: {fence}");
                 next_free = fence.get() + u64::from(span);
                 record = write.unwrap_or(record);
-                // Another takes its place, once or twice; those that wait have the next numbers all the same.
+                // Another takes its place, once or twice; those that wait have the next numbers all the same. The second time the place
+                // is the one that is known from the fence, and the node is a younger one.
+                let (mut from, mut own) = (czxid, czxid);
                 for _ in 0..pick(3) {
                     let (floor, span) = (floors[pick(4)], spans[pick(6)]);
                     let asked = ask(floor, span, clocks[pick(3)]);
-                    let (fence, write) = in_place(record, czxid, Fence::new(next_free), &asked).expect("grant");
+                    let next = record.natural(own + 1).map_or(0, Fence::get);
+                    // What the first node says need not be asked for, and nobody raised the fences.
+                    let after = if own > czxid { next_free.max(next) } else { next_free };
+                    let (fence, write) = in_place(record, from, Fence::new(after), &asked).expect("grant");
                     assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {asked:?}: {fence}");
                     next_free = fence.get() + u64::from(span);
                     record = write.unwrap_or(record);
                     let place = place_of(record, fence, span);
                     assert!((0..=czxid).contains(&place), "{place} is behind {czxid}");
+                    (from, own) = (place, own + 1 + i64::try_from(pick(5000)).expect("small"));
+                    if pick(5) == 0 {
+                        let floor = next_free + u64::try_from(pick(1000)).expect("small");
+                        record = raise(record, from, Fence::new(floor), true).expect("raise").unwrap_or(record);
+                        next_free = floor + 1;
+                    }
                 }
                 if pick(3) == 0 {
                     let floor = next_free + u64::try_from(pick(1000)).expect("small");
-                    record = raise(record, czxid, Fence::new(floor), true).expect("raise").unwrap_or(record);
+                    record = raise(record, from, Fence::new(floor), true).expect("raise").unwrap_or(record);
                     next_free = floor + 1;
                 }
             }

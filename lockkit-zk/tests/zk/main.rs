@@ -15,6 +15,7 @@ mod permits;
 mod readers;
 mod reconnect;
 mod support;
+mod taken_up;
 #[cfg(feature = "tls")]
 mod tls;
 mod waiting;

@@ -108,7 +108,7 @@ pub(crate) async fn hold(store: &ZkStore, claim: &Claim) -> Hold {
 /// A request to keep a lock in the place of a lease.
 pub(crate) fn keeping(from: &Claim, window: Duration) -> AcquireRequest {
     let asked = claim(from.key.as_str());
-    AcquireRequest { ttl: window, from: Some(from.token), ..request(&asked, Duration::ZERO) }
+    AcquireRequest { ttl: window, from: Some(from.token), keeps: true, ..request(&asked, Duration::ZERO) }
 }
 
 /// Takes a lock and has it kept.

@@ -1,10 +1,14 @@
-//! Making a writer a reader without a gap: what a shared grant in the place of an exclusive one comes to here.
+//! Holding a lock in the place of another without a gap: a writer becomes a reader, or one client takes up the lease that another has
+//! let go of.
 //!
-//! The reader's node is made with the number of the writer's, in the transaction that deletes that one. So it stands where the writer stood, before
-//! all that wait, and the readers that come first among these hold beside it from then on. Its transaction has a higher number than those of the nodes that
-//! wait, so its fence does not follow from that: it is the next one after the writer's, and the node says it.
+//! The new node is made with the number of the old one, in the transaction that deletes that. So it stands where the old one stood, before
+//! all that wait; if it is a reader's, the readers that come first among these hold beside it from then on. Its transaction has a higher number
+//! than those of the nodes that wait, so its fence does not follow from that: it is the next one after the old lease's, and the node says it.
+//!
+//! The old node may be another session's, which need not hear of this: nothing that it still sends about its own node, which has another
+//! name, concerns the new one. The new one is the session's that asks, and ends with it.
 
-use lockkit_core::{AcquireRequest, Attempt, Effect, Mode, Result, Token, store::unpoisoned};
+use lockkit_core::{AcquireRequest, Attempt, Effect, Result, Token, store::unpoisoned};
 use zookeeper_client::CreateMode;
 
 use crate::{
@@ -26,21 +30,21 @@ use crate::{
     },
 };
 
-/// Grants a shared lease in the place of the exclusive one with the token `from`.
+/// Grants a lease in the place of the exclusive one with the token `from`.
 ///
 /// # Errors
-/// Their effect is unknown as long as there is or may be a node of the claim, or the writer's may be gone.
+/// Their effect is unknown as long as there is or may be a node of the claim, or that of the other lease may be gone.
 ///
 /// # Cancellation
-/// The writer may be a reader by then, or come to be one: both are to be released.
-pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
+/// The claim may have the place by then, or come to have it: it is to be released, and so is the other one.
+pub(crate) async fn take_over(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
     let (session, request, bound) = prepare(store, request).await?;
     let (place, token) = (Replacement::begin(store, &session, &request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
         session.claims().insert(*token, Claimed::asked(place.lock.clone(), place.request.fence.span));
     }
-    let answer = Downgrade { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
+    let answer = TakeOver { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
     let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {
         Some(Stage::Asked) if is_new && error.effect() == Effect::None => {
             session.claims().remove(token);
@@ -55,14 +59,14 @@ pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: T
     answer
 }
 
-/// One request to make a writer a reader.
-struct Downgrade<'a> {
+/// One request for the place of a lease.
+struct TakeOver<'a> {
     place: &'a Replacement<'a>,
-    /// The claim of the reader.
+    /// The claim that is to have it.
     claim: Acquisition<'a>,
 }
 
-impl Downgrade<'_> {
+impl TakeOver<'_> {
     async fn run(&mut self) -> Result<Attempt> {
         for _ in 0..LOOKS {
             self.claim.asked = self.claim.session.now();
@@ -78,12 +82,12 @@ impl Downgrade<'_> {
         Err(overtaken())
     }
 
-    /// Puts the reader's node in the place of the writer's; `None` if something is not as it was thought to be.
+    /// Puts the claim's node in the place of the other one; `None` if something is not as it was thought to be.
     async fn replace(&mut self, giver: &Giver) -> Result<Option<Attempt>> {
         let (session, request) = (self.claim.session, self.claim.request);
         let (fence, write) = self.place.fence(giver)?;
         let Some((_, number)) = giver.node.rsplit_once(LOCK) else { return Ok(None) };
-        let name = format!("{}{}{number}", self.claim.protection, name::mark(Mode::Shared));
+        let name = format!("{}{}{number}", self.claim.protection, name::mark(request.claim.mode));
         let Some(sequence) = queue::sequence(&name) else { return Ok(None) };
         let (span, holder) = (request.fence.span, request.holder.clone());
         let grant = Grant { fence, span, depth: 1, explicit: true, holder };
@@ -100,7 +104,7 @@ impl Downgrade<'_> {
         }
     }
 
-    /// Carries out the transaction; tells whether the reader's node is there after it.
+    /// Carries out the transaction; tells whether the claim's node is there after it.
     async fn commit(
         &mut self,
         giver: &Giver,
@@ -151,14 +155,14 @@ impl Downgrade<'_> {
     /// Takes note that the claim holds the lock, and makes sure that the session lives.
     async fn granted(&self, node: Node, grant: Grant) -> Result<Attempt> {
         let (session, claim) = (self.claim.session, &self.claim);
-        // The reader's node is one that nobody counted on, and its number was counted before.
+        // Its node is one that nobody counted on, and its number was counted before.
         unpoisoned(&session.uncontended).forget(&claim.lock);
         session.update(claim.token, |claimed| claimed.stage = Stage::Held(node.clone(), grant));
         let queue = QueueView { node, children: Vec::new() };
         claim.grant(&queue, None).await?.ok_or_else(overtaken)
     }
 
-    /// The writer does not have the lock, and the claim no node.
+    /// The other lease does not have the lock, and the claim no node.
     fn refuse(&self, children: &[String]) -> Attempt {
         self.claim.session.claims().remove(self.claim.token);
         self.place.refuse(children)
@@ -169,16 +173,18 @@ impl Downgrade<'_> {
 mod tests {
     use std::time::Duration;
 
-    use lockkit_core::Claim;
+    use lockkit_core::{Claim, Mode};
 
     use super::*;
     use crate::testing::{claim, is_given_up_while_it_asks, request};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_reader_whose_session_is_declared_over_may_have_a_node() {
-        let writer = claim();
-        let reader = Claim { token: Token::random().expect("token"), mode: Mode::Shared, ..writer.clone() };
-        let asked = AcquireRequest { claim: reader, from: Some(writer.token), ..request(&writer, Duration::ZERO) };
-        is_given_up_while_it_asks(&[writer], asked).await;
+    async fn whoever_takes_a_place_and_whose_session_is_declared_over_may_have_a_node() {
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let holder = claim();
+            let next = Claim { token: Token::random().expect("token"), mode, ..holder.clone() };
+            let asked = AcquireRequest { claim: next, from: Some(holder.token), ..request(&holder, Duration::ZERO) };
+            is_given_up_while_it_asks(&[holder], asked).await;
+        }
     }
 }
