@@ -39,8 +39,9 @@ pub struct Capability {
 pub enum Resume {
     /// It can't be let go of.
     None,
-    /// Until its ttl is over, or the session of the client that let go of it ends, if that is earlier: while its process runs, and
-    /// can be reached by the servers. For a service that restarts this is no way to keep its lock.
+    /// Until its ttl is over, counted from the moment at which it was let go of, or the session of the client ends that did so, if that is
+    /// earlier. The client itself ends it, while its process runs and can be reached by the servers. For a service that restarts this is
+    /// no way to keep its lock.
     WhileSession,
     /// Until its ttl is over, whatever becomes of the client.
     UntilTtl,

@@ -263,8 +263,9 @@ impl Guard {
     ///
     /// Not everywhere does the lease outlive this process: where [`Capability::resume`](crate::Capability) is
     /// [`WhileSession`](crate::Resume::WhileSession) (ZooKeeper) the ttl counts from this call, and the lease ends before that with the
-    /// session of this client. The locker ends it in the background when its ttl is over: it waits for that after a
-    /// [shutdown](crate::Locker::shutdown) and when it has been dropped, but no longer than its runtime lasts.
+    /// session of this client. The locker ends it in the background when its ttl is over, also when it was [shut
+    /// down](crate::Locker::shutdown) or dropped meanwhile. If its runtime ends before that, it ends the lease early, when it is used
+    /// next; one that is never used again leaves it until the session ends.
     ///
     /// # Errors
     /// `Unsupported` where no lease can be taken up ([`Resume::None`](crate::Resume): a migration), and for shared ones

@@ -145,13 +145,13 @@ impl Session {
         })
     }
 
-    /// Reads the fence record of a lock with these children, and the version of its node, if it has one.
+    /// Reads the fence record of a lock with these children, and what the servers say of its node, if it has one.
     pub(crate) async fn read_fence_record(
         &self,
         lock: &str,
         children: &[String],
         bound: Duration,
-    ) -> Result<(FenceRecord, Option<i32>)> {
+    ) -> Result<(FenceRecord, Option<Stat>)> {
         if !queue::has_record(children) {
             return Ok((FenceRecord::NONE, None));
         }
@@ -165,7 +165,7 @@ impl Session {
             )
             .unknown_effect()
         };
-        Ok((FenceRecord::parse(&data).ok_or_else(odd)?, Some(stat.version)))
+        Ok((FenceRecord::parse(&data).ok_or_else(odd)?, Some(stat)))
     }
 
     /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both

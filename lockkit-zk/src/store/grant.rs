@@ -68,7 +68,7 @@ impl Acquisition<'_> {
     async fn settle_fence(&self, queue: &QueueView, record: Option<FenceRecord>, said: bool) -> Result<Option<Grant>> {
         let request = &self.request.fence;
         let alone = self.request.claim.mode == Mode::Exclusive;
-        let (record, version) = match record {
+        let (record, stat) = match record {
             Some(record) => (record, None),
             None => self.session.read_fence_record(&self.lock, &queue.children, self.bound).await?,
         };
@@ -79,7 +79,7 @@ impl Acquisition<'_> {
         let grant = Grant { fence, span: request.span, depth: 1, explicit, holder };
         let node = queue.node.name.as_str();
         if let Some(record) = write {
-            let own = (node, grant.value());
+            let (own, version) = ((node, grant.value()), stat.map(|stat| stat.version));
             self.session.update(self.token, |claimed| claimed.written = false);
             return match self.session.write_fence_record(&self.lock, record, version, own, self.bound).await? {
                 true => Ok(Some(grant)),

@@ -1,6 +1,12 @@
 //! Taking the place of a lease: what is known of the one that is to go, and that it goes in the same step.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Effect, Fence, HolderInfo, Mode, Result, Token, store::unpoisoned,
@@ -34,6 +40,8 @@ pub(super) struct Replacement<'a> {
     pub(super) bound: Duration,
     /// What this session knows of the lease.
     known: Option<Claimed>,
+    /// Whether anything was sent that may end it.
+    is_sent: AtomicBool,
 }
 
 /// The lease whose place is taken.
@@ -61,7 +69,7 @@ impl<'a> Replacement<'a> {
         bound: Duration,
     ) -> Self {
         let (lock, known) = (session.names.lock(&request.claim.key), session.begin_release(&from));
-        Self { store, session, request, from, lock, bound, known }
+        Self { store, session, request, from, lock, bound, known, is_sent: AtomicBool::new(false) }
     }
 
     /// Takes note of what became of the lease, unless that was [refused](Self::refuse), which has done so.
@@ -108,6 +116,7 @@ impl<'a> Replacement<'a> {
         fence: Fence,
         write: Option<FenceRecord>,
     ) -> Result<(), zk::Error> {
+        self.is_sent.store(true, Ordering::Relaxed);
         if let Some(record) = write {
             self.session.add_fence_record(all, &self.lock, record, giver.version)?;
         }
@@ -131,13 +140,16 @@ impl<'a> Replacement<'a> {
         let path = format!("{}/{node}", self.lock);
         let read = self.session.data(&path, self.bound).await;
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
-        let (record, version) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
+        let (record, of_record) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
+        let is_raised = of_record.is_some_and(|of_record| of_record.mzxid > stat.czxid);
         let (czxid, after) = match Value::parse(&data) {
-            // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made.
+            // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made. Of a lease that
+            // took a place itself, the next node's lie far above those of the place, and would be lost with each step.
             Some(Value { fence: Some(fence), span, .. }) => {
-                (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span).max(next))
+                let (place, after) = (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span));
+                (place, if is_raised { after.max(next) } else { after })
             }
             Some(Value { span, .. }) => {
                 (stat.czxid, record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)))
@@ -145,6 +157,7 @@ impl<'a> Replacement<'a> {
             // What others wrote into it says nothing of its fences.
             None => (stat.czxid, next),
         };
+        let version = of_record.map(|of_record| of_record.version);
         Ok(Some(Giver { node: node.to_owned(), czxid, after, record, version, seen: stat.version }))
     }
 
@@ -159,5 +172,14 @@ impl<'a> Replacement<'a> {
         let is_held = window::is_kept(children) || !queue::contenders(children).is_empty();
         let holder = is_held.then(|| HolderInfo::new(""));
         Attempt::Contended(Contention { holder, ..Contention::default() })
+    }
+}
+
+impl Drop for Replacement<'_> {
+    fn drop(&mut self) {
+        // The lease may have a holder who knows nothing of this, and goes on.
+        if !self.is_sent.load(Ordering::Relaxed) {
+            self.goes_on();
+        }
     }
 }

@@ -79,7 +79,7 @@ async fn release_node(
     }
 }
 
-/// Whether another has the place of a node that is gone: no other way leads to its number.
+/// Whether another has the place of a node that is gone: no other way leads to its number, unless the directory was made anew meanwhile.
 async fn is_taken_up(session: &Session, lock: &str, node: &Node, bound: Duration) -> Result<bool, Failure> {
     let children = session.list(lock, bound).await?;
     Ok(queue::contenders(&children).into_iter().any(|child| queue::sequence(child) == Some(node.sequence)))

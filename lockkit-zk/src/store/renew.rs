@@ -214,7 +214,7 @@ impl<'a> PendingRenewal<'a> {
     /// renewal is asked for again.
     async fn raise(&self, session: &Session, lock: &str, node: &Node, floor: Fence, bound: Duration) -> Result<()> {
         let children = session.list(lock, bound).await.map_err(|failure| doubtful(&failure))?;
-        let (record, version) = session.read_fence_record(lock, &children, bound).await?;
+        let (record, stat) = session.read_fence_record(lock, &children, bound).await?;
         let alone = self.renewal.claim.mode == Mode::Exclusive;
         let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
         // From now on the node may say it, and must go on to.
@@ -224,7 +224,8 @@ impl<'a> PendingRenewal<'a> {
         // What is about to take the place of the lease may count on a node that says none.
         let is_ending = session.claimed(&self.renewal.claim.token).is_none_or(|claimed| claimed.releasing);
         let Some(grant) = explicit.filter(|_| !is_ending) else { return Err(overtaken()) };
-        if !session.write_fence_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
+        let (own, version) = ((&*node.name, grant.value()), stat.map(|stat| stat.version));
+        if !session.write_fence_record(lock, raised, version, own, bound).await? {
             return Err(overtaken());
         }
         session.update(&self.renewal.claim.token, |claimed| claimed.written = true);

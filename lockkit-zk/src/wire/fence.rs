@@ -158,9 +158,10 @@ pub(crate) fn in_place(
 /// The number of a transaction no later than the one that made the node whose place the holder of these fences took, which is all that is known of
 /// that. What raises the fences of the lock counts from there.
 pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
-    // All of them lie below what the next transaction stood for then, and the offset never falls.
+    // All of them lie below what the next transaction stood for then, and the offset never falls. As a rule it is that very transaction: of one
+    // that is too low, the place would be given fences that are too high.
     let FenceRecord::Offset(offset) = record else { return 0 };
-    let next = fence.offset(span).get().saturating_sub(offset) / STRIDE;
+    let next = fence.offset(span).get().saturating_sub(offset).div_ceil(STRIDE);
     i64::try_from(next).map_or(0, |next| next.saturating_sub(1).max(0))
 }
 
@@ -241,23 +242,23 @@ mod tests {
                 record = write.unwrap_or(record);
                 // Another takes its place, once or twice; those that wait have the next numbers all the same. The second time the place
                 // is the one that is known from the fence, and the node is a younger one.
-                let (mut from, mut own) = (czxid, czxid);
+                let (mut from, mut own, mut is_raised) = (czxid, czxid, false);
                 for _ in 0..pick(3) {
                     let (floor, span) = (floors[pick(4)], spans[pick(6)]);
                     let asked = ask(floor, span, clocks[pick(3)]);
                     let next = record.natural(own + 1).map_or(0, Fence::get);
-                    // What the first node says need not be asked for, and nobody raised the fences.
-                    let after = if own > czxid { next_free.max(next) } else { next_free };
+                    let after = if is_raised { next_free.max(next) } else { next_free };
                     let (fence, write) = in_place(record, from, Fence::new(after), &asked).expect("grant");
                     assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {asked:?}: {fence}");
                     next_free = fence.get() + u64::from(span);
                     record = write.unwrap_or(record);
                     let place = place_of(record, fence, span);
                     assert!((0..=czxid).contains(&place), "{place} is behind {czxid}");
-                    (from, own) = (place, own + 1 + i64::try_from(pick(5000)).expect("small"));
+                    (from, own, is_raised) = (place, own + 1 + i64::try_from(pick(5000)).expect("small"), false);
                     if pick(5) == 0 {
                         let floor = next_free + u64::try_from(pick(1000)).expect("small");
-                        record = raise(record, from, Fence::new(floor), true).expect("raise").unwrap_or(record);
+                        let raised = raise(record, from, Fence::new(floor), true).expect("raise");
+                        (record, is_raised) = (raised.unwrap_or(record), raised.is_some());
                         next_free = floor + 1;
                     }
                 }

@@ -1,11 +1,11 @@
 //! Leases that one client lets go of, and another takes up.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, Fence, LockStore, LossReason, Mode, Release, Renewal, Renewed,
 };
-use lockkit_testkit::faults::Direction;
+use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -102,6 +102,44 @@ async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
             free(&store, &next.claim).await;
         }
     }
+}
+
+/// Each hand-over has the next of the fences that the first node stands for, so that nothing is left of a name that is used once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_up_a_few_times_leaves_no_record() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    let mut held = hold(&store, &claim("a")).await;
+    for _ in 0..6 {
+        raw.set_data("/lockkit", b"", None).await.expect("a transaction");
+        let next = granted(store.acquire(&in_place_of(&held.claim)).await.expect("take up"));
+        assert_eq!(next.fence, held.fence.offset(1));
+        held = next;
+    }
+    assert_eq!(children(&raw, "a").await.len(), 1, "there is a record");
+    free(&store, &held.claim).await;
+}
+
+/// One that asks to take it up, and is dropped before it has sent anything that could end it, leaves it as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_question_leaves_the_lease_of_its_own_process_alone() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    let giver = claim("a");
+    let held = hold(&store, &giver).await;
+    let asked = in_place_of(&giver);
+    for polls in 1..=2 {
+        assert!(poll_until(pin!(store.acquire(&asked)), polls, || {}).await.is_none());
+    }
+    let raise = [Renewal { fence_floor: Some(held.fence.offset(1000)), ..Renewal::new(giver.clone(), TTL) }];
+    let renewed = store.renew(&raise).await.remove(0).expect("renew");
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    let [node] = &*children(&raw, "a").await.into_iter().filter(|node| node.contains("lock")).collect::<Vec<_>>()
+    else {
+        panic!("one node")
+    };
+    raw.delete(&format!("/lockkit/a/{node}"), None).await.expect("it is ended without a word");
+    assert_eq!(store.release(&giver).await.expect("release"), Release::NotHeld(LossReason::Gone));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
