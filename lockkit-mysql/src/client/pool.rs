@@ -8,7 +8,7 @@
 //! - some connections are only for renewals and releases, and others only for named locks;
 //! - a [connection](Connection) that was left in doubt is never used again, and counts until the server is done with it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{Error, Result, Token, store::Reconnections};
 use sqlx::mysql::MySqlConnectOptions;
@@ -32,6 +32,8 @@ use crate::{
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
 /// that was the primary may have become a replica.
 const UNPROVEN: Duration = Duration::from_secs(5);
+/// How soon one that waits for a connection looks whether the time of one in doubt is over.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 /// Which connections an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +95,24 @@ impl Pool {
     pub(crate) async fn connection(&self, class: ConnectionClass, bound: Bound) -> Result<Connection> {
         let permit = match self.permit(class) {
             Some(permit) => permit,
-            None => {
-                let permit = timeout_at(bound.at, self.wait_for_permit(class)).await;
-                permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
-            }
+            None => self.permit_by(class, bound).await?,
         };
         self.trusted(Some(permit), bound).await
+    }
+
+    /// The right to a connection, by the deadline. The time of those that are given back by time may come meanwhile, and nobody else look.
+    async fn permit_by(&self, class: ConnectionClass, bound: Bound) -> Result<OwnedSemaphorePermit> {
+        let mut waiting = pin!(self.wait_for_permit(class));
+        loop {
+            let until = bound.at.min(Instant::now() + NEXT_LOOK);
+            if let Ok(permit) = timeout_at(until, waiting.as_mut()).await {
+                return permit.ok_or_else(|| error::busy(bound.whole));
+            }
+            if until >= bound.at {
+                return Err(error::busy(bound.whole));
+            }
+            self.idle.in_flight.give_back();
+        }
     }
 
     /// The same for work in the background that was [given](Connection::give_up) the right to one.

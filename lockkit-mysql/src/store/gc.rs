@@ -83,19 +83,20 @@ impl Sweeper {
         if self.off.load(Ordering::Relaxed) || !self.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
+        // One for the connection, and one for each of two steps. Before the right to a connection is given: a runtime that nobody drives must not
+        // keep one for each of many rows.
+        let Some(after) = self.begin_page(self.timeout.saturating_mul(3)) else { return };
+        // Programs that make one row each begin at different places.
+        let start = after.unwrap_or_else(|| below(id));
         let (sweeper, bound) = (Arc::clone(self), Bound::new(self.timeout));
         let counted = connection.give_up(bound.at);
         self.background.spawn(async move {
-            sweeper.sweep(id, has_claims, bound).await;
+            sweeper.sweep(start, has_claims, bound).await;
             drop(counted);
         });
     }
 
-    async fn sweep(&self, id: u64, has_claims: bool, bound: Bound) {
-        // One for the connection, and one for each of two steps.
-        let Some(after) = self.begin_page(self.timeout.saturating_mul(3)) else { return };
-        // Programs that make one row each begin at different places.
-        let start = after.unwrap_or_else(|| below(id));
+    async fn sweep(&self, start: u64, has_claims: bool, bound: Bound) {
         let removed = self.sweep_page(start, has_claims, bound).await;
         let mut cursor = unpoisoned(&self.cursor);
         cursor.busy_until = None;

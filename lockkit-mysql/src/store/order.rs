@@ -33,6 +33,7 @@ use crate::{
 const REFRESH: Duration = Duration::from_secs(2);
 /// What a renewal of shares says of a lock of which it had no row.
 const NOT_FOUND: u64 = 2;
+
 /// Whether what is asked for is shared, or has an order.
 pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
     request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()

@@ -23,8 +23,8 @@ const REMEMBERED: usize = 1 << 16;
 /// The claims that may wait in a queue, and the exclusive ones that were asked for in an order.
 #[derive(Default)]
 pub(crate) struct Ordered {
-    /// With the time by which what each has is over, unless its holder keeps it for long. Some are never released here: those that are left
-    /// for another process.
+    /// With the moment at which the lease or place of each has ended, unless a renewal moves it. Some are never released here: those that are
+    /// left for another process.
     claims: Mutex<HashMap<Token, Instant>>,
     /// Whether there were too many at once. Then one that is not known may be one all the same.
     forgot: AtomicBool,

@@ -128,7 +128,9 @@ async fn unused_rows_go_where_connections_are_always_waited_for(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let old = used(&MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"), 20).await;
     age(&server).await;
-    let store = Arc::new(MySqlStore::connect(config(&server).connections(2)).await.expect("connect"));
+    // Nobody is to give up on a busy machine.
+    let few = config(&server).connections(2).timeout(Duration::from_secs(20));
+    let store = Arc::new(MySqlStore::connect(few).await.expect("connect"));
     let mut users = JoinSet::new();
     for _ in 0..2 {
         let store = Arc::clone(&store);
@@ -139,6 +141,7 @@ async fn unused_rows_go_where_connections_are_always_waited_for(ctx: Arc<Ctx>) {
         });
     }
     until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+    assert!(users.try_join_next().is_none(), "nobody waited for a connection any more");
     users.shutdown().await;
 }
 
