@@ -197,7 +197,13 @@ async fn on_zookeeper() -> Result<(), BoxError> {
 async fn those_that_let_some_pass_are_found_out() -> Result<(), BoxError> {
     for bug in [None, Some(Bug::ReaderPassesWriter), Some(Bug::TryBarges)] {
         let backend = SimpleBackend::start(bug).await?;
-        let report = traffic(|| backend.open()).await?;
+        let mut report = traffic(|| backend.open()).await?;
+        // Somebody has to come in the very moment in which they let him pass.
+        for _ in 0..4 {
+            if bug.is_some() && report.count(Rule::Order) == 0 {
+                report = traffic(|| backend.open()).await?;
+            }
+        }
         match bug {
             None => in_order(&report),
             Some(_) => assert!(report.count(Rule::Order) > 0, "{bug:?}: {report:?}"),

@@ -22,7 +22,7 @@ pub(super) enum Certainty {
     /// next request may go another way and be faster.
     Ordered {
         failures: u64,
-        /// Whether an earlier request for the claim had its effect: it has a place in a queue.
+        /// Whether one request for the claim may have had its effect before another: it has a place in a queue, or may have.
         again: bool,
     },
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:

@@ -4,8 +4,8 @@
 //! servers can take over from each other (see [`epoch`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
 //!
-//! While a lock is shared there is `#s:<fence>[@<epoch>]` or `#p<limit>:<fence>[@<epoch>]` in its place, and each lease has such a
-//! string in a hash beside it; or that string of the first lease behind `#s:` or `#p<limit>:` (see `queue.lua`).
+//! While a lock is shared there is `#s:<fence>[@<run>]` or `#p<limit>:<fence>[@<run>]` in its place, with 8 digits of the server's run id, and
+//! each lease has such a string in a hash beside it; or that string of the first lease behind `#s:` or `#p<limit>:` (see `queue.lua`).
 
 use std::time::Duration;
 
