@@ -152,12 +152,19 @@ impl Session {
         children: &[String],
         bound: Duration,
     ) -> Result<(FenceRecord, Option<Stat>)> {
-        if !queue::has_record(children) {
-            return Ok((FenceRecord::NONE, None));
+        match queue::has_record(children) {
+            true => self.find_fence_record(lock, bound).await,
+            false => Ok((FenceRecord::NONE, None)),
         }
+    }
+
+    /// The same, if it is not known whether it has one.
+    pub(crate) async fn find_fence_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<Stat>)> {
         let path = format!("{lock}/{}", FENCE);
-        let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
-        let (data, stat) = read.map_err(|failure| doubtful(&failure))?;
+        let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
+        let Some((data, stat)) = read.map_err(|failure| doubtful(&failure))? else {
+            return Ok((FenceRecord::NONE, None));
+        };
         let odd = || {
             Error::new(
                 ErrorKind::Unexpected,

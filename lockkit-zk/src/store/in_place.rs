@@ -140,11 +140,17 @@ impl<'a> Replacement<'a> {
         let path = format!("{}/{node}", self.lock);
         let read = self.session.data(&path, self.bound).await;
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
-        let (record, of_record) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
+        let value = Value::parse(&data);
+        // After the node, which is written to with the record: so neither is older than the other. One that says its fence may have raised the
+        // fences since its children were listed.
+        let (record, of_record) = match &value {
+            Some(Value { fence: None, .. }) => self.session.read_fence_record(&self.lock, children, self.bound).await?,
+            _ => self.session.find_fence_record(&self.lock, self.bound).await?,
+        };
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
         let is_raised = of_record.is_some_and(|of_record| of_record.mzxid > stat.czxid);
-        let (czxid, after) = match Value::parse(&data) {
+        let (czxid, after) = match value {
             // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made. Of a lease that
             // took a place itself, the next node's lie far above those of the place, and would be lost with each step.
             Some(Value { fence: Some(fence), span, .. }) => {
