@@ -164,7 +164,7 @@ impl Dual {
 
     /// Has a lease of the old store followed by one of the new store.
     pub(super) fn follow(&self, entry: &Entry, ttl: Duration, holder: impl FnOnce() -> HolderInfo) {
-        // Its URL may lead to another service's locks (rule M6). Each reading of the record asks it once more.
+        // The URL of the new store may lead to the locks of another service (rule M6). Each reading of the record asks that store again.
         if !self.is_checked[Side::New.index()].load(Ordering::Acquire) {
             return self.shadow.answers.note(Answer::Failed);
         }

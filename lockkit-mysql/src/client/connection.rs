@@ -179,8 +179,8 @@ impl Connection {
         self.raw.as_ref().is_some_and(|raw| raw.is_of(runtime))
     }
 
-    /// Puts it back, and gives the right to one to work in the background, before those that wait for it: where connections are few, there may always
-    /// be some that do. The runtime of that work may stand still, so that the right is given back at this moment at the latest.
+    /// Puts the connection back, and hands its right to work in the background, ahead of the operations that wait for one: where connections are few,
+    /// some may always wait. The runtime of that work may stand still. So the right is given back at this moment at the latest.
     pub(crate) fn give_up(mut self, at: Instant) -> Closing {
         let permit = self.permit.take();
         self.idle.in_flight.add(None, permit, at)

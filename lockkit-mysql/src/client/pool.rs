@@ -32,7 +32,7 @@ use crate::{
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
 /// that was the primary may have become a replica.
 const UNPROVEN: Duration = Duration::from_secs(5);
-/// How soon one that waits for a connection looks whether the time of one in doubt is over.
+/// How often an operation that waits for a connection looks whether the time of one in doubt is over.
 const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 /// Which connections an operation may use.
@@ -100,7 +100,8 @@ impl Pool {
         self.trusted(Some(permit), bound).await
     }
 
-    /// The right to a connection, by the deadline. The time of those that are given back by time may come meanwhile, and nobody else look.
+    /// Waits for the right to a connection, until the deadline. Meanwhile it looks for rights whose time is over: there may be nobody else who
+    /// does.
     async fn permit_by(&self, class: ConnectionClass, bound: Bound) -> Result<OwnedSemaphorePermit> {
         let mut waiting = pin!(self.wait_for_permit(class));
         loop {

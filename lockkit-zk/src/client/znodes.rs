@@ -158,7 +158,7 @@ impl Session {
         }
     }
 
-    /// The same, if it is not known whether it has one.
+    /// The same, where the children are not known, or were listed too long ago. No node is no record.
     pub(crate) async fn find_fence_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<Stat>)> {
         let path = format!("{lock}/{}", FENCE);
         let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
@@ -216,7 +216,7 @@ impl Session {
 
     /// Deletes what this session has left in queues without knowing: a request that was given up on, and whose undoing
     /// was thought to be complete, may have been carried out all the same. In a session that lives on it would block its
-    /// lock for ever. It is `false` if the time was over before all were deleted; one is always.
+    /// lock for ever. It is `false` if the time was over before all were deleted. Each call deletes one at least.
     pub(crate) async fn sweep(&self, until: Moment, bound: Duration) -> Result<bool, Failure> {
         let own = Box::pin(self.client.list_ephemerals(self.names.root()));
         let mut swept = Ok(true);

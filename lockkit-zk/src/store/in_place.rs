@@ -141,8 +141,8 @@ impl<'a> Replacement<'a> {
         let read = self.session.data(&path, self.bound).await;
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
         let value = Value::parse(&data);
-        // After the node, which is written to with the record: so neither is older than the other. One that says its fence may have raised the
-        // fences since its children were listed.
+        // Whoever writes the record writes the node in the same transaction. So the record is read after the node, and a later raise fails the
+        // take-over by the version of the node. The list of children may be older than a raise: it tells only of nodes that say no fence.
         let (record, of_record) = match &value {
             Some(Value { fence: None, .. }) => self.session.read_fence_record(&self.lock, children, self.bound).await?,
             _ => self.session.find_fence_record(&self.lock, self.bound).await?,
@@ -151,8 +151,9 @@ impl<'a> Replacement<'a> {
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
         let is_raised = of_record.is_some_and(|of_record| of_record.mzxid > stat.czxid);
         let (czxid, after) = match value {
-            // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made. Of a lease that
-            // took a place itself, the next node's lie far above those of the place, and would be lost with each step.
+            // If its holder has raised the fences of the lock, the record is newer than its node, and the raise ends below the fences of the next
+            // node. If not, the fences behind its own are free. Those of the next node would be, too, but each hand-over would skip 128 for
+            // each transaction in between.
             Some(Value { fence: Some(fence), span, .. }) => {
                 let (place, after) = (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span));
                 (place, if is_raised { after.max(next) } else { after })
@@ -183,7 +184,7 @@ impl<'a> Replacement<'a> {
 
 impl Drop for Replacement<'_> {
     fn drop(&mut self) {
-        // The lease may have a holder who knows nothing of this, and goes on.
+        // The lease goes on. Its holder may be another task of this process.
         if !self.is_sent.load(Ordering::Relaxed) {
             self.goes_on();
         }

@@ -75,7 +75,7 @@ impl Session {
         let settled = sign.is_ok();
         self.signs.send_replace(Some(sign));
         if settled && self.sweeps.load(Ordering::Relaxed) > 0 {
-            // What is left then is for the next one: leases rely on signs of life that come in time.
+            // The next sign of life deletes what is left: leases depend on signs that come in time.
             let until = self.now() + self.proof().pace() / 2;
             if self.sweep(until, self.config.timeout).await.is_ok_and(|is_done| is_done) {
                 // Set again meanwhile, it is one less than it could be.
