@@ -46,7 +46,8 @@ pub trait FencedResource: fmt::Debug + Send + Sync + 'static {
     /// Writes the value, unless a higher fence was seen. Counts as a claim.
     ///
     /// # Errors
-    /// When the resource could not be asked. If the effect is unknown, the same write again is harmless.
+    /// When the resource could not be asked. If the effect is unknown, the same write again is harmless, and so are later ones: a resource
+    /// sees to it that a write which it gets late undoes none that the holder made after it.
     ///
     /// # Cancellation
     /// The value may have been, or come to be, written.

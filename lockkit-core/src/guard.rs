@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result, Token,
+    Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Owner, Result, Token,
     engine::{Engine, Lease, LeaseStatus},
     yielding::is_requested,
 };
@@ -28,9 +28,9 @@ use crate::{
 pub struct Guard {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
+    /// The owner in whose name it is held.
+    owner: Option<Owner>,
     ended: bool,
-    /// What this holder asked the former one with.
-    asked: Option<Token>,
 }
 
 /// What a guard believes.
@@ -55,13 +55,13 @@ pub enum Outcome {
 }
 
 impl Guard {
-    pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { engine, lease, ended: false, asked: None }
+    pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>, owner: Option<Owner>) -> Self {
+        Self { engine, lease, owner, ended: false }
     }
 
     /// The request by which the former holder was asked to yield, and which may still be there.
-    pub(crate) fn has_asked(&mut self, request: Token) {
-        self.asked = Some(request);
+    pub(crate) fn has_asked(&self, request: Token) {
+        self.lease.state().request = Some(request);
     }
 
     /// The lock's name.
@@ -307,9 +307,12 @@ impl Guard {
     /// # Cancellation
     /// The hold has ended, and is released in the background, as that of a reader or of a writer.
     pub async fn downgrade(mut self) -> Result<Self> {
-        let lease = self.engine.downgrade(&self.lease).await;
-        self.ended = lease.is_ok();
-        lease.map(|lease| Self::new(Arc::clone(&self.engine), lease))
+        let lease = self.engine.downgrade(&self.lease).await?;
+        self.ended = true;
+        if let Some(owner) = &self.owner {
+            owner.adopt(&lease);
+        }
+        Ok(Self::new(Arc::clone(&self.engine), lease, self.owner.take()))
     }
 
     /// Whether somebody that waits for the lock [asks its holder to yield](crate::Lock::ask_to_yield). It asks the store once, so that work in
@@ -319,7 +322,8 @@ impl Guard {
     /// # Errors
     /// As [`Lock::inspect`](crate::Lock::inspect).
     pub async fn yield_requested(&self) -> Result<bool> {
-        self.engine.heard(is_requested(&*self.engine.store, self.key(), self.asked).await)
+        let own = self.lease.state().request;
+        self.engine.heard(is_requested(&*self.engine.store, self.key(), own).await)
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

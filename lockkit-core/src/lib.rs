@@ -30,6 +30,7 @@ pub mod migrate;
 mod multi;
 mod observe;
 mod owner;
+mod rw_lock;
 pub mod store;
 mod thread;
 mod types;
@@ -51,12 +52,13 @@ pub use {
     guard::{Guard, Outcome, Status},
     key::LockKey,
     lock::Lock,
-    locker::{Locker, LockerBuilder, RwLock},
+    locker::{Locker, LockerBuilder},
     loss::LossSignal,
     memory::MemoryStore,
     multi::{MultiGuard, MultiLock},
     observe::{Event, Observer},
     owner::Owner,
+    rw_lock::RwLock,
     store::{
         AcquireRequest, Attempt, Contention, FenceClock, FenceRequest, Holder, KeyState, LockStore, Order, Query,
         Release, Renewal, Renewed, StoreInfo, Waiter,

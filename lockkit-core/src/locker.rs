@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Alarm, Claim, Election, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode,
-    MultiLock, Observer, OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
+    MultiLock, Observer, OwnThread, Owner, Query, Release, Result, RwLock, StoreInfo, Token,
     engine::{Engine, Home, Settings},
 };
 
@@ -74,7 +74,8 @@ impl Locker {
     ///
     /// **A task that keeps its guard as a reader and waits to write waits for itself**, and all that come behind it wait, too. So does one that
     /// asks to read again beside its own guard, as soon as a writer waits. That is not refused, for nobody can tell it from two tasks, of
-    /// which one will release its guard: [`acquire_within`](Lock::acquire_within) ends such a wait.
+    /// which one will release its guard: [`acquire_within`](Lock::acquire_within) ends such a wait. An [`Owner`] can be told from others:
+    /// [`Owner::rw_lock`] lets it read again, and refuses it as a writer while it reads.
     ///
     /// A reader's fence lies above those of all writers before it, and below those of all after it; readers that share the lock may
     /// have one, or one each. A [resource that checks fences](crate::fenced) takes them by
@@ -103,8 +104,7 @@ impl Locker {
     /// Stores without [`Capability::shared`](crate::Capability::shared) refuse the reading side as `Unsupported`, and those
     /// without [`Capability::fifo`](crate::Capability::fifo) both.
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
-        let side = |mode| Lock::new(Arc::clone(&self.engine), name.as_ref(), mode).fifo();
-        RwLock { read: side(Mode::Shared), write: side(Mode::Exclusive) }
+        RwLock::new(&self.engine, name.as_ref())
     }
 
     /// The semaphore of this name, of which each guard holds one of `permits` permits. No I/O; a bad name is reported by the
@@ -230,25 +230,6 @@ impl Drop for Alert<'_> {
     }
 }
 
-/// The two sides of a readers-writer lock.
-#[derive(Clone, Debug)]
-pub struct RwLock {
-    read: Lock,
-    write: Lock,
-}
-
-impl RwLock {
-    /// The side that many can hold at once.
-    pub fn read(&self) -> Lock {
-        self.read.clone()
-    }
-
-    /// The side that excludes all others.
-    pub fn write(&self) -> Lock {
-        self.write.clone()
-    }
-}
-
 impl LockerBuilder {
     /// The holder's name, as shown to others. Default: [`HolderInfo::this_process`].
     pub fn holder(mut self, holder: HolderInfo) -> Self {
@@ -258,7 +239,7 @@ impl LockerBuilder {
 
     /// How often a lease may go from one task of this process to the next before other processes get their turn.
     pub fn hand_over(mut self, rule: HandOver) -> Self {
-        self.settings.hand_over = rule;
+        self.settings.hand_over = HandOver { times: rule.times.min(HandOver::MOST), ..rule };
         self
     }
 

@@ -20,14 +20,11 @@ use self::lock::{Answer, AskedAt, LockState};
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
     LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, SystemClock, Waiting,
-    store::{Reconnections, Record, Records, Swap, unpoisoned},
+    store::{REFRESH, Reconnections, Record, Records, Swap, unpoisoned},
 };
 
 /// How many new keys may come before the fence counters of all free ones are folded into one floor.
 const NEW_KEYS: usize = 1024;
-
-/// How long one that waits in order waits at most before it is to ask again, which keeps its place.
-const IN_LINE: Duration = Duration::from_secs(2);
 
 /// A store in this process's memory. Clones share their locks.
 #[derive(Clone, Debug)]
@@ -66,7 +63,7 @@ impl MemoryStore {
             keeps: true,
             downgrades: true,
             waiting: Waiting::Notify,
-            liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=Duration::from_secs(300)), session: None },
+            liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=StoreInfo::LONGEST_TTL), session: None },
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
@@ -230,7 +227,7 @@ impl LockStore for MemoryStore {
         tokio::task::consume_budget().await;
         let wait = match request.order {
             Order::Any => request.wait,
-            Order::Fifo => request.wait.min(IN_LINE),
+            Order::Fifo => request.wait.min(REFRESH),
         };
         self.wait(request, self.now() + wait).await
     }

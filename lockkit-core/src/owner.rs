@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    Error, ErrorKind, Fence, LockKey, LossReason, Result,
+    Error, ErrorKind, Fence, LockKey, LossReason, Mode, Result,
     engine::{Ask, Doubts, Engine, Lease, LeaseStatus, Limit},
     store::unpoisoned,
 };
@@ -55,7 +55,8 @@ struct Slots {
 /// What this owner has of one key.
 #[derive(Debug, Default)]
 struct Slot {
-    lease: Mutex<Weak<Lease>>,
+    /// More than one only if tasks of the owner that asked to read at the same time got a lease each.
+    leases: Mutex<Vec<Weak<Lease>>>,
     /// Tells tasks of the owner that ask for the lock that one of them has it.
     came: Notify,
 }
@@ -101,7 +102,7 @@ impl Owner {
         let mut held = unpoisoned(&self.held);
         if held.by_key.len() >= held.tidy_at && !held.by_key.contains_key(key) {
             // What nobody holds and nobody acquires is of no use any more.
-            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || unpoisoned(&slot.lease).strong_count() > 0);
+            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.leases().is_empty());
             held.tidy_at = (held.by_key.len() * 2).max(64);
         }
         Arc::clone(held.by_key.entry(key.clone()).or_default())
@@ -109,15 +110,26 @@ impl Owner {
 }
 
 impl Slot {
-    /// Adds a hold to the lease that there is, if there is one.
+    /// Adds a hold to a lease that there is, if there is one.
     async fn nest(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
-        let Some(lease) = unpoisoned(&self.lease).upgrade() else { return Ok(None) };
-        nest(engine, &lease, ask, limit).await
+        for lease in self.leases() {
+            if let Some(nested) = nest(engine, &lease, ask, limit).await? {
+                return Ok(Some(nested));
+            }
+        }
+        Ok(None)
     }
 
     fn put(&self, lease: &Arc<Lease>) {
-        *unpoisoned(&self.lease) = Arc::downgrade(lease);
+        let mut leases = unpoisoned(&self.leases);
+        leases.retain(|lease| lease.strong_count() > 0);
+        leases.push(Arc::downgrade(lease));
         self.came.notify_waiters();
+    }
+
+    /// Those that something still keeps.
+    fn leases(&self) -> Vec<Arc<Lease>> {
+        unpoisoned(&self.leases).iter().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -154,7 +166,9 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask, limit: Limit)
 /// Refuses what the lease that there is can't give: all guards of an owner share it. What was not asked for is taken as it is.
 fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
     let (has, wants) = (lease.terms, ask.terms);
-    let message = if ask.ttl_is_set && wants.ttl != has.ttl {
+    let message = if lease.claim.mode == Mode::Shared && ask.mode == Mode::Exclusive {
+        "the owner reads under the lock, and would wait for itself if it asked to write: release what it has for reading first".to_owned()
+    } else if ask.ttl_is_set && wants.ttl != has.ttl {
         format!("the owner holds the lock with a ttl of {:?}: a nested acquisition can't have {:?}", has.ttl, wants.ttl)
     } else if wants.fence_above > Fence::NONE && wants.fence_above >= lease.fence {
         let (fence, wanted) = (lease.fence, wants.fence_above);

@@ -82,6 +82,9 @@ pub use crate::error::Sent;
 /// has it until the end of its place at most.
 pub const PLACE: Duration = Duration::from_secs(6);
 
+/// After which time one that waits in a place asks again, to keep it: two may come to nothing before the place is lost.
+pub const REFRESH: Duration = Duration::from_secs(2);
+
 /// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
 pub const FENCE_ROOM: u64 = 1 << 40;
 
@@ -178,6 +181,12 @@ impl AcquireRequest {
         let (wait, order, fence) = (Duration::ZERO, Order::Any, FenceRequest::default());
         Self { claim, ttl, wait, order, fence, holder, from: None, keeps: false }
     }
+
+    /// Whether the lock is to be shared, or its waiters are to be served in order: a store's queue is asked then.
+    #[must_use]
+    pub fn is_in_order(&self) -> bool {
+        self.claim.mode != Mode::Exclusive || self.order == Order::Fifo && self.from.is_none()
+    }
 }
 
 /// The order among waiters.
@@ -213,7 +222,7 @@ pub enum FenceClock {
     /// At the store's own clock, in microseconds, or above the floor if that is higher.
     #[default]
     Store,
-    /// Just above the floor: the members of a quorum must be able to grant exactly what was proposed.
+    /// Just above the floor: the members of a quorum must be able to grant exactly what was proposed. For exclusive locks in no order.
     Floor,
 }
 

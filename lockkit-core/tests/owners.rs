@@ -9,8 +9,11 @@ use async_trait::async_trait;
 use lockkit_core::{
     Error, ErrorKind, Liveness, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result,
 };
-use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
+use lockkit_testkit::{Alter, Altered, Slow, calls::eventually, faults::poll_until};
 use tokio::sync::Notify;
+
+/// Longer than any of these acquisitions may take.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Takes and keeps so many locks.
 async fn take(keys: usize, lock: impl Fn(String) -> Lock) -> Result<Duration> {
@@ -41,6 +44,57 @@ async fn many_locks_of_one_owner_cost_as_much_each_as_a_few() -> Result<()> {
         }
     }
     panic!("{KEYS} locks cost {least:.1} times as much with an owner");
+}
+
+/// Whichever way it came to read: as another task of the owner, beside it, or by a downgrade.
+#[tokio::test]
+async fn one_that_reads_is_told_so_while_it_waits_to_write() -> Result<()> {
+    let store = MemoryStore::new();
+    let (other, owner) = (Locker::new(store.clone()), Locker::new(store).owner());
+    let prices = owner.rw_lock("x");
+    // It waits to write behind others, and gets to read as a writer that becomes a reader.
+    let held = other.rw_lock("x").write().acquire().await?;
+    let first = tokio::spawn({
+        let write = prices.write();
+        async move { write.acquire().await }
+    });
+    eventually("one waits", async || other.lock("x").inspect_queue().await.is_ok_and(|state| state.waiters == Some(1)))
+        .await;
+    let second = tokio::spawn({
+        let write = prices.write();
+        async move { write.acquire().await }
+    });
+    eventually("both wait", async || other.lock("x").inspect_queue().await.is_ok_and(|state| state.waiters == Some(2)))
+        .await;
+    assert_eq!(held.release().await?, Outcome::Released);
+    let writer = first.await.expect("no panic")?;
+    assert_eq!(second.await.expect("no panic")?.release().await?, Outcome::Released, "it nests in the other");
+    let reader = writer.downgrade().await?;
+    assert_eq!(prices.write().acquire_within(PATIENCE).await.expect_err("it reads").kind(), ErrorKind::InvalidInput);
+    let again = prices.read().acquire().await?;
+    assert_eq!(reader.release().await?, Outcome::Released);
+    assert_eq!(
+        prices.write().acquire_within(PATIENCE).await.expect_err("it still reads").kind(),
+        ErrorKind::InvalidInput
+    );
+    assert_eq!(again.release().await?, Outcome::Released);
+    assert_eq!(prices.write().acquire().await?.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// Two tasks of an owner that ask to read at once may get a lease each: none of them is forgotten.
+#[tokio::test]
+async fn an_owner_knows_each_of_its_readers_leases() -> Result<()> {
+    let owner = Locker::new(MemoryStore::new()).owner();
+    let prices = owner.rw_lock("x");
+    let read = prices.read();
+    let (one, two) = tokio::join!(read.acquire(), read.acquire());
+    let (one, two) = (one?, two?);
+    assert_eq!(two.release().await?, Outcome::Released);
+    assert_eq!(prices.write().try_acquire().await.expect_err("one is left").kind(), ErrorKind::InvalidInput);
+    assert_eq!(one.release().await?, Outcome::Released);
+    assert!(prices.write().try_acquire().await?.is_some());
+    Ok(())
 }
 
 /// Two tasks of one owner wait for a lock in different ways. Whichever gets it can take it once more.

@@ -113,6 +113,43 @@ async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
     Ok(())
 }
 
+/// It grants nothing for a while, although nobody has a lock: as a server does that has just taken over from another.
+#[derive(Debug)]
+struct Cautious {
+    inner: Altered<Polled>,
+    until: Instant,
+}
+
+#[async_trait]
+impl Alter for Cautious {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return self.inner.acquire(request).await;
+        }
+        self.inner.0.attempts.fetch_add(1, Ordering::SeqCst);
+        Ok(Attempt::Contended(Contention { retry_after: Some(left), ..Contention::default() }))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_looks_free_and_is_not_to_be_had_is_not_asked_for_all_the_time() -> Result<()> {
+    let polled = Polled::new(&paused_store());
+    let (inspections, attempts) = (Arc::clone(&polled.inspections), Arc::clone(&polled.attempts));
+    let (start, pause) = (Instant::now(), Duration::from_secs(60));
+    let locker = Locker::new(Altered(Cautious { inner: Altered(polled), until: start + pause }));
+    let guard = locker.lock("x").acquire().await?;
+    assert!(start.elapsed() < pause + Duration::from_secs(1), "{:?}", start.elapsed());
+    let asked = inspections.load(Ordering::SeqCst) + attempts.load(Ordering::SeqCst);
+    assert!(asked < 500, "{asked} requests in {pause:?}");
+    drop(guard);
+    Ok(())
+}
+
 /// After a run of hand-overs ended, the next run begins, whatever way others would be woken.
 #[tokio::test]
 async fn run_after_run_is_handed_over() -> Result<()> {

@@ -231,6 +231,24 @@ async fn what_an_acquisition_left_at_the_store_is_told_with_its_error() -> Resul
     Ok(())
 }
 
+/// The request is a lease of its own, while the lock is waited for behind another task of this process.
+#[tokio::test]
+async fn a_request_to_yield_is_given_back() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (locker, other) = (Locker::new(memory.clone()), Locker::new(memory));
+    let held = locker.lock("b").acquire().await?;
+    let lock = locker.lock("b").ask_to_yield();
+    let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    while !held.yield_requested().await? {
+        tokio::task::yield_now().await;
+    }
+    locker.shutdown(SOON).await?;
+    assert!(other.lock("lockkit/yield/b").inspect().await?.holders.is_empty(), "nobody waits any more");
+    assert_eq!(waiting.await.expect("no panic").expect_err("closed").kind(), ErrorKind::Closed);
+    assert_eq!(held.release().await?, Outcome::Released);
+    Ok(())
+}
+
 /// It waits in this process, and has nothing under way at the store.
 #[tokio::test]
 async fn what_was_taken_of_several_locks_is_given_back() -> Result<()> {

@@ -83,6 +83,25 @@ async fn a_holder_is_not_asked_by_its_own_request_whose_answer_is_still_to_come(
     Ok(())
 }
 
+/// A lease that takes the place of the one that was waited for, and another hold of it, are the same holder's.
+#[tokio::test]
+async fn nor_is_it_as_a_reader_or_in_another_hold() -> Result<()> {
+    for reads in [true, false] {
+        let memory = MemoryStore::new();
+        let store = Arc::new(Altered(SilentOfRequests { inner: memory.clone(), is_asked: Notify::new() }));
+        let (holder, locker) = (Locker::new(memory), Locker::shared_builder(Arc::<Altered<_>>::clone(&store)).build());
+        let held = holder.lock("a").acquire().await?;
+        let prices = locker.owner().rw_lock("a");
+        let waiting = waits(prices.write().ask_to_yield());
+        store.0.is_asked.notified().await;
+        assert_eq!(held.release().await?, Outcome::Released);
+        let mine = taken(waiting).await;
+        let hold = if reads { mine.downgrade().await? } else { prices.write().acquire().await? };
+        assert!(!hold.yield_requested().await?, "it is its own request");
+    }
+    Ok(())
+}
+
 /// The first request is answered, and those after it are not.
 #[derive(Debug)]
 struct SilentLater {

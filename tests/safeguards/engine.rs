@@ -31,6 +31,14 @@ safeguards! {
         "A nested acquisition ends with its caller's time, too"
         "self.within(«limit», &lease.claim.key, self.renew_now(lease))" => "Limit::Forever"
         by "lockkit-core/owners::a_nested_acquisition_ends_with_the_time_of_its_caller";
+    reads_no_writer in "lockkit-core/src/owner.rs"
+        "An owner that reads does not wait for itself to write"
+        "let message = if «lease.claim.mode == Mode::Shared» && ask.mode" => "false"
+        by "lockkit-core/owners::one_that_reads_is_told_so_while_it_waits_to_write";
+    misled in WAIT
+        "A lock that looks free and is not to be had is asked for after growing pauses"
+        "if self.misled >= «MISLED» {" => "u32::MAX"
+        by "lockkit-core/polling::a_lock_that_looks_free_and_is_not_to_be_had_is_not_asked_for_all_the_time";
     burnt in WAIT
         "After a burnt token a new one is asked for"
         "let keeps_token = self.keeps_place() && «!contention.burnt»;" => "true"

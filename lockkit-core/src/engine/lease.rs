@@ -11,7 +11,7 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{ask::Terms, seat::Seat};
-use crate::{Claim, Fence, Hold, LossReason, Moment, store::unpoisoned};
+use crate::{Claim, Fence, Hold, LossReason, Moment, Token, store::unpoisoned};
 
 /// A lease and what is believed of it.
 #[derive(Debug)]
@@ -73,6 +73,8 @@ pub(crate) struct LeaseState {
     pub(crate) token_is_known: bool,
     /// Until when an earlier request for the lease may take effect once more.
     pub(super) asked_again_until: Option<Moment>,
+    /// The request by which the holder asked the former one to yield, and which may still be there.
+    pub(crate) request: Option<Token>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,6 +173,7 @@ impl LeaseState {
             seat,
             token_is_known: false,
             asked_again_until: None,
+            request: None,
         }
     }
 
@@ -311,7 +314,7 @@ fn on_grid(moment: Moment, ttl: Duration) -> Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LockKey, Mode, Token};
+    use crate::{LockKey, Mode};
 
     const TTL: Duration = Duration::from_secs(10);
 

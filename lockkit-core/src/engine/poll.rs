@@ -60,7 +60,7 @@ struct PolledWaiter {
 }
 
 impl Engine {
-    /// Returns when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for, or
+    /// Returns `true` when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for; `false`
     /// after `limit`. Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is
     /// known by its token. For such a waiter this returns when it holds the lock; or when nobody holds it, for then the store has to
     /// be asked whose turn it is. If the store shows no queue, the waiter has no place in it.
@@ -69,7 +69,7 @@ impl Engine {
         key: &LockKey,
         (mode, queued): (Mode, Option<Token>),
         limit: Duration,
-    ) {
+    ) -> bool {
         let interest = PollGuard::new(self, key, PolledWaiter { mode, queued, freed: Arc::default() });
         self.start_polling();
         let freed = async {
@@ -80,7 +80,7 @@ impl Engine {
                 }
             }
         };
-        drop(timeout(limit, freed).await);
+        timeout(limit, freed).await.is_ok()
     }
 
     fn start_polling(self: &Arc<Self>) {

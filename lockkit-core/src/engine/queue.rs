@@ -62,10 +62,11 @@ enum Head {
     Holds(Weak<Lease>),
 }
 
-/// The store gives nothing but errors.
+/// The last that is known of the store is an error.
 #[derive(Debug)]
 struct Failing {
-    since: Moment,
+    /// Since when it has given nothing else, unless it has answered something that says nothing of the lock.
+    since: Option<Moment>,
     last: Moment,
     error: Error,
 }
@@ -223,13 +224,20 @@ impl LocalQueue {
     }
 
     pub(super) fn heard_error(&mut self, error: &Error, now: Moment) {
-        let since = self.failing_since().unwrap_or(now);
+        let since = self.failing_since().or(Some(now));
         self.failing = Some(Failing { since, last: now, error: error.clone() });
+    }
+
+    /// The store has answered, to a claim that may have been in its own way: that says nothing of others.
+    pub(super) fn heard_in_doubt(&mut self) {
+        if let Some(failing) = &mut self.failing {
+            failing.since = None;
+        }
     }
 
     /// Since when the store has given nothing but errors.
     pub(super) fn failing_since(&self) -> Option<Moment> {
-        self.failing.as_ref().map(|failing| failing.since)
+        self.failing.as_ref().and_then(|failing| failing.since)
     }
 
     /// What somebody may say who has waited since `start`. Nothing older counts, for the lock may have been free, and the
@@ -394,6 +402,12 @@ mod tests {
         assert!(matches!(queue.verdict(at(9)), Verdict::Failed(_)));
         assert!(matches!(queue.verdict(at(10)), Verdict::Unknown));
         assert!(matches!(queue.verdict(at(0)), Verdict::Failed(_)), "the last answer counts");
+        // It gives errors again after an answer, and not still: nobody has lost patience yet.
+        queue.heard_in_doubt();
+        assert!(matches!(queue.verdict(at(0)), Verdict::Failed(_)), "the answer says nothing of the lock");
+        assert_eq!(queue.failing_since(), None);
+        queue.heard_error(&error, at(10));
+        assert_eq!(queue.failing_since(), Some(at(10)));
         queue.granted(1, at(11));
         assert!(matches!(queue.verdict(at(100)), Verdict::Contended), "it is held here");
     }

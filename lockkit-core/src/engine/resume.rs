@@ -54,6 +54,7 @@ impl Engine {
         // A refusal may also mean that the server grants nothing for now: then the writer's lease is still there.
         let replaced = replaced.ok_or_else(|| about(lost(LossReason::Gone)))?;
         undo.released();
+        replaced.state().request = lease.state().request;
         Ok(replaced)
     }
 

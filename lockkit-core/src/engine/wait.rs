@@ -21,6 +21,10 @@ use crate::{
     Token, Waiting, store::PLACE,
 };
 
+/// After being misled so often in a row, a claim does not watch the lock for being free any more, but asks after growing pauses: a server that
+/// has just taken over from another grants nothing for a while, and shows no holder.
+const MISLED: u32 = 10;
+
 /// The longest wait that is asked of a store at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -34,6 +38,8 @@ struct Acquisition<'a> {
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
+    /// How often in a row a lock looked free that could not be had.
+    misled: u32,
     doubts: &'a mut Doubts,
     /// Until when an earlier request for the claim that is granted may take effect once more.
     asked_again_until: Option<Moment>,
@@ -132,6 +138,7 @@ impl Engine {
                 .flatten()
                 .map(|since| since.max(start)),
             doubts,
+            misled: 0,
             asked_again_until: None,
         };
         let end = tokio::select! {
@@ -246,12 +253,13 @@ impl Acquisition<'_> {
     }
 
     /// Waits, possibly in a queue at the store, by the token of the claim.
-    async fn pause(&self, pause: Pause, queued: Option<Token>) {
+    async fn pause(&mut self, pause: Pause, queued: Option<Token>) {
         match pause {
             Pause::For(time) => sleep(time).await,
             Pause::UntilFree(limit) => {
                 let waiter = (self.ask.mode, queued);
-                self.engine.until_free(&self.ask.key, waiter, limit).await;
+                let looked_free = self.engine.until_free(&self.ask.key, waiter, limit).await;
+                self.misled = if looked_free { self.misled.saturating_add(1) } else { 0 };
             }
         }
     }
@@ -279,7 +287,8 @@ impl Acquisition<'_> {
         let now = self.engine.now();
         self.engine.queues.look(&self.ask.key, |queue| match answer {
             Ok(Attempt::Contended(_)) if !in_doubt => queue.heard_held(sent),
-            Ok(_) => {}
+            Ok(Attempt::Contended(_)) => queue.heard_in_doubt(),
+            Ok(Attempt::Granted(_)) => {}
             Err(error) => queue.heard_error(error, now),
         });
     }
@@ -363,6 +372,10 @@ impl Acquisition<'_> {
         match (self.waiting(), contention.retry_after) {
             (Waiting::Poll, lapse) => {
                 let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse.saturating_add(Duration::from_millis(1)));
+                if self.misled >= MISLED {
+                    let pause = self.backoff.pause().min(lapse).min(longest);
+                    return Pause::For(self.within_limit(pause, now));
+                }
                 Pause::UntilFree(self.within_limit(lapse.min(longest), now))
             }
             (Waiting::Notify | Waiting::Queue, after) => {

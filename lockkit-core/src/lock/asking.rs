@@ -22,6 +22,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 impl Lock {
     pub(super) async fn get_asking(&self, limit: Limit) -> Result<Option<Guard>> {
+        // Dropped last: a shutdown waits until its request is released, also while the lock is waited for behind others of this process.
+        let _under_way = self.under_way();
         let key = request_key(self.key.as_ref().map_err(Clone::clone)?, self.engine.store.info())?;
         // Nobody is asked for a lock that is free. Whatever fails is asked for again, with the patience of one that waits.
         let mut doubts = Doubts::default();
@@ -32,7 +34,7 @@ impl Lock {
         }
         let request = Self::new(Arc::clone(&self.engine), key.as_str(), Mode::Exclusive).ttl(self.terms.ttl);
         let (shown, mut asked) = (Mutex::new(None), Doubts::default());
-        let mut answer = tokio::select! {
+        let answer = tokio::select! {
             biased;
             answer = self.get_unasked(limit, &mut doubts) => answer?,
             never = request.show(&shown, &mut asked) => match never {},
@@ -40,7 +42,7 @@ impl Lock {
         // Dropped, and so released in the background: from the grant on this must not depend on being polled. The new holder is not
         // to take the request for one to itself, also if its grant is not heard yet.
         let shown = shown.into_inner().unwrap_or_default();
-        if let (Some(guard), Some(request)) = (&mut answer, shown.map(|guard| guard.token()).or(asked.last_token())) {
+        if let (Some(guard), Some(request)) = (&answer, shown.map(|guard| guard.token()).or(asked.last_token())) {
             guard.has_asked(request);
         }
         Ok(answer)

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    AcquireRequest, Alarm, Capability, Clock, Error, ErrorKind, Fence, Fencing, Mode, Order, Renewal, Renewed, Result,
-    Resume, store::Reconnections,
+    AcquireRequest, Alarm, Capability, Clock, Error, ErrorKind, Fence, FenceClock, Fencing, Mode, Order, Renewal,
+    Renewed, Result, Resume, store::Reconnections,
 };
 
 /// What a store is.
@@ -31,6 +31,10 @@ impl StoreInfo {
     /// Shorter leases would be over before anything could be done under them.
     pub const SHORTEST_TTL: Duration = Duration::from_millis(100);
 
+    /// The longest on stores that end leases by time, unless they are set to less: so long others wait for a lock whose holder died. On
+    /// some it is the time for which a token that is of no use any more has to be known.
+    pub const LONGEST_TTL: Duration = Duration::from_secs(5 * 60);
+
     /// For how long a lock can be kept from others when its holder is done, where nobody renews the lease: 400 days, for a job
     /// that is due once a year.
     pub const LONGEST_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);
@@ -42,11 +46,14 @@ impl StoreInfo {
     /// store calls it before it asks its servers for anything.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a mode or an order that the store does not know; [`ErrorKind::InvalidInput`] for a ttl
-    /// beyond its limits, and for a grant without fences.
+    /// [`ErrorKind::Unsupported`] for a mode or an order that the store does not know, and for [fences from the
+    /// floor](FenceClock::Floor) in a queue; [`ErrorKind::InvalidInput`] for a ttl beyond its limits, and for a grant without fences.
     pub fn admit(&self, request: &AcquireRequest) -> Result<()> {
         if request.fence.span == 0 {
             return Err(Error::invalid("a grant owns at least one fence"));
+        }
+        if request.fence.clock == FenceClock::Floor && request.is_in_order() {
+            return Err(self.lacks("locks that are shared or in order with fences that begin at a floor"));
         }
         let may_replace = match request.claim.mode {
             Mode::Exclusive if request.keeps => self.capability.keeps,
@@ -84,19 +91,21 @@ impl StoreInfo {
         if is_known { Ok(()) } else { Err(self.lacks(&format!("the mode {mode}"))) }
     }
 
-    /// The same for how long a lease is to last, on a store that ends leases by time.
+    /// The same for how long a lease is to last. Where only the end of a session ends it, it may be as long as one likes.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a ttl beyond the store's limits.
     pub fn admit_ttl(&self, ttl: Duration) -> Result<()> {
-        match self.capability.liveness.ttl.as_ref().filter(|range| !range.contains(&ttl)) {
-            None => Ok(()),
-            Some(range) => {
-                let message =
-                    format!("the ttl must lie between {:?} and {:?}; it is {ttl:?}", range.start(), range.end());
-                Err(Error::invalid(message))
+        let message = match &self.capability.liveness.ttl {
+            Some(range) if !range.contains(&ttl) => {
+                format!("the ttl must lie between {:?} and {:?}; it is {ttl:?}", range.start(), range.end())
             }
-        }
+            None if ttl < Self::SHORTEST_TTL => {
+                format!("the ttl must be at least {:?}, not {ttl:?}", Self::SHORTEST_TTL)
+            }
+            Some(_) | None => return Ok(()),
+        };
+        Err(Error::invalid(message))
     }
 
     /// Refuses to leave more behind where leases end with a session, given how many releases are still to be answered: only an answer

@@ -88,7 +88,8 @@ bugs! {
         "election::one_leads_and_all_see_which" says "two lead at once",
         "election::what_can_not_be_handed_over_is_refused" says "granted twice";
     ClientClock "Expiry is judged by the wall clock of whoever asks." =>
-        "expiry::another_clock_takes_nothing" says "a client with another clock took a held lock";
+        "expiry::another_clock_takes_nothing" says "a client with another clock took a held lock",
+        "window::another_clock_ends_no_window" says "granted twice";
     ValidityFromReply "The lease is believed to last from the reply on, not from the request." =>
         "faults::validity_counts_from_the_request" says "later than request + ttl";
     DeletesAnyones "A release deletes the lease without a look at whose it is." =>
@@ -179,7 +180,8 @@ bugs! {
     ShowsWholeQueue "However long a queue is, all of it is shown." =>
         "fairness::a_long_queue_is_shown_in_part" says "are shown of";
     ReaderPassesWriter "A reader gets in beside other readers, although a writer waits." =>
-        "fairness::a_waiting_writer_is_not_passed" says "a reader passed those that wait";
+        "fairness::a_waiting_writer_is_not_passed" says "a reader passed those that wait",
+        "reentrancy::an_owner_that_reads_reads_again" says "another reader has passed a writer";
     TryBarges "A try takes what is free at that moment, whoever waits." =>
         "fairness::a_try_passes_no_waiting_writer" says "a reader's try passed a waiting writer",
         "fairness::a_try_takes_no_permit_from_those_that_wait" says "a try passed one that waits";
@@ -229,7 +231,8 @@ bugs! {
         "window::dropping_a_guard_keeps_the_lock" says "one keeps the lock: []",
         "window::a_release_that_is_abandoned_keeps_the_lock" says "one keeps the lock: []",
         "window::a_holder_may_give_the_window_up" says "granted twice",
-        "window::other_tasks_of_the_process_wait_as_well" says "handed over";
+        "window::other_tasks_of_the_process_wait_as_well" says "handed over",
+        "window::of_many_hosts_one_does_the_job" says "did the job";
     ReplacedLastsOn "A grant in the place of a lease ends no earlier than that lease would have." =>
         "window::what_is_left_of_the_lease_does_not_count" says "after the release";
     WindowOfALease "A lock that is kept when its holder is done is kept for no longer than the longest lease." =>
@@ -244,7 +247,8 @@ bugs! {
         "records::what_was_written_is_read" says "is read as";
     ClaimsShared "Shared locks are claimed, and are exclusive." =>
         "modes::readers_share_and_writers_exclude" says "readers must share",
-        "fairness::readers_in_front_enter_together" says "one after the other";
+        "fairness::readers_in_front_enter_together" says "one after the other",
+        "reentrancy::an_owner_that_reads_can_not_write" says "a refused writer keeps readers out";
     DowngradesShared "Shared locks are not claimed, but granted when asked for: as exclusive ones." =>
         "modes::what_is_not_claimed_is_refused" says "the store has no shared locks";
     LooksForAnyMode "Shared locks are not claimed, but looked for when one is renewed or released." =>

@@ -137,6 +137,8 @@ impl Needs {
     pub const RESUME: Self = Self { resume: true, ..Self::NOTHING };
     /// Locks that are kept when their holder is done.
     pub const KEEPS: Self = Self { keeps: true, ..Self::NOTHING };
+    /// The same, on a clock that can be injected.
+    pub const KEEPS_CLOCK: Self = Self { clock: true, ..Self::KEEPS };
     /// Records, kept in one place.
     pub const RECORDS: Self = Self { records: true, ..Self::NOTHING };
     /// A private server.

@@ -7,11 +7,12 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, ErrorKind, Guard, Lock, LockKey, Locker, LossReason, MultiLock, Outcome, Release, Renewed,
-    StoreInfo, Token,
+    ShiftedClock, StoreInfo, Token,
 };
 
 use super::{
-    CaseResult, Ctx, LONG, UNTOLD, abandon_after, assert_taken, cases, fencing_claimed, grant, renew, request,
+    CaseResult, Ctx, LONG, UNTOLD, abandon_after, assert_taken, cases, fencing_claimed, grant, locker, renew, request,
+    seen,
 };
 use crate::BoxError;
 
@@ -22,6 +23,8 @@ cases! { "window":
     a_release_that_is_abandoned_keeps_the_lock [KEEPS] "A release that is dropped at any moment keeps the lock all the same."
     a_window_may_be_longer_than_any_lease [KEEPS] "A window may be longer than the longest ttl. The one who keeps it is shown with what is left, and can be made to give way."
     what_is_late_does_not_cut_a_window_short [KEEPS] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
+    another_clock_ends_no_window [KEEPS_CLOCK] "A client whose clock is wrong by an hour gets no lock that is kept, and keeps none for longer (R10)."
+    of_many_hosts_one_does_the_job [KEEPS] "Of many that start a job at once, each with a client of its own, one does it, and the others are told at once."
     other_tasks_of_the_process_wait_as_well [KEEPS] "A lock that is kept is not handed over to the next task of the process."
     work_that_is_longer_than_the_window_is_released [KEEPS] "A lock that was held for longer than its window is free when it is released."
     a_lock_that_was_broken_is_not_kept [KEEPS] "A holder whose lock was broken meanwhile keeps it from nobody when it is done, and is told that its lease is gone (R7)."
@@ -152,6 +155,58 @@ async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
     let left = state.holders.first().and_then(|keeper| keeper.remaining).unwrap_or_default();
     assert!(left > HOUR / 2, "{left:?} are left of {HOUR:?}");
     store.release(&keeps.claim).await?;
+    Ok(())
+}
+
+async fn another_clock_ends_no_window(ctx: Ctx) -> CaseResult {
+    let ahead = Arc::new(ShiftedClock::default());
+    ahead.advance(HOUR);
+    let odd = locker(ctx.backend.open_with_clock(ahead).await?.ok_or("takes no clock")?);
+    let (sane, job, other_job) = (ctx.locker().await?, ctx.name(), ctx.name());
+    let before = Instant::now();
+    assert_eq!(take(&kept(&sane, &job, WINDOW)).await?.release().await?, Outcome::Released);
+    assert_eq!(take(&kept(&odd, &other_job, WINDOW)).await?.release().await?, Outcome::Released);
+    assert_taken(&odd, &job).await?;
+    assert_taken(&sane, &other_job).await?;
+    for (client, job) in [(&odd, &job), (&sane, &other_job)] {
+        let (next, waited) = awaited(client, job, before).await?;
+        assert!(waited >= WINDOW, "another did the job again after {waited:?}");
+        assert_eq!(next.release().await?, Outcome::Released);
+    }
+    Ok(())
+}
+
+async fn of_many_hosts_one_does_the_job(ctx: Ctx) -> CaseResult {
+    const HOSTS: usize = 24;
+    let (name, mut hosts) = (ctx.name(), Vec::new());
+    for _ in 0..HOSTS {
+        hosts.push(ctx.locker().await?);
+    }
+    // All at once, then each again when one has done the job.
+    let jobs: Vec<_> = hosts.iter().map(|host| kept(host, &name, HOUR)).collect();
+    let mut done = 0;
+    for started in jobs
+        .iter()
+        .map(|job| {
+            tokio::spawn({
+                let job = job.clone();
+                async move { job.try_acquire().await }
+            })
+        })
+        .collect::<Vec<_>>()
+    {
+        if let Some(guard) = started.await?? {
+            done += 1;
+            assert_eq!(guard.release().await?, Outcome::Released);
+        }
+    }
+    assert_eq!(done, 1, "so many of {HOSTS} did the job");
+    for job in &jobs {
+        assert!(job.try_acquire().await?.is_none(), "one did the job again in its window");
+    }
+    let holders = seen(&hosts[0].lock(&name)).await?.holders;
+    let token = holders[0].token.ok_or("it is shown")?;
+    let _ = hosts[0].break_lock(&name, token).await?;
     Ok(())
 }
 
