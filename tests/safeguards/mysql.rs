@@ -51,8 +51,16 @@ safeguards! {
         by "lockkit-mysql/mysql::mariadb::a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release";
     leavers_take_turns in RELEASE
         "Claims that leave a queue at once leave connections for renewals"
-        "let _turn = if «ends_in_order» {" => "false"
+        "let _slot = if «ends_in_order» {" => "false"
         by "lockkit-mysql/mysql::mariadb::those_that_leave_a_queue_at_once_leave_connections_for_renewals";
+    own_connections in "lockkit-mysql/src/client/idle.rs"
+        "Runtimes that share a store keep their connections"
+        "let is_in_the_way = «idle.len() > free»" => "true"
+        by "lockkit-mysql/mysql::mariadb::two_runtimes_keep_their_connections";
+    swept_claims in "lockkit-mysql/src/store/gc.rs"
+        "The removal of what is unused reads no claims beside its page"
+        "self.remove_claims(connection, start, «last»)" => "u64::MAX"
+        by "lockkit-mysql/mysql::mariadb::a_removal_reads_no_claims_of_other_rows";
     released_late in "lockkit-mysql/src/store/order.rs"
         "A release that ends when the server takes no writes any more has an unknown effect"
         "let rows = «still_writable(connection.transact(text, None).await?)?»;\n        let [row]" =>

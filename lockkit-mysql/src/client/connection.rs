@@ -186,6 +186,12 @@ impl Connection {
         self.idle.in_flight.add(None, permit, at)
     }
 
+    /// Takes the right back that was [given up](Self::give_up) for it, unless its time is over: the connection may be in doubt, and
+    /// counts for as long as that.
+    pub(crate) fn take_right(&mut self, given_up: &Closing) {
+        self.permit = given_up.take_permit();
+    }
+
     /// Closes it, and with it what the server keeps for it, instead of putting it back.
     pub(crate) fn hang_up(&mut self) {
         self.raw = None;

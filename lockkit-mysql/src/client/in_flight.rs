@@ -94,6 +94,11 @@ impl Closing {
         self.0.until.send_replace(Instant::now());
     }
 
+    /// The right that it has, if its time is not over.
+    pub(crate) fn take_permit(&self) -> Option<OwnedSemaphorePermit> {
+        unpoisoned(&self.0.permit).take()
+    }
+
     /// The connection is closed, and its statement has ended by then, as far as is known.
     pub(crate) fn closed(self, until: Instant) {
         self.0.until.send_replace(until);

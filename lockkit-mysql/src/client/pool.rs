@@ -22,18 +22,16 @@ use crate::{
     client::{
         connection::{Bound, Connection},
         identify,
-        idle::Idle,
+        idle::{Idle, UNPROVEN},
         raw::{RawConnection, Replicas},
     },
     config::MySqlConfig,
     wire::error::{self, Sent},
 };
 
-/// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
-/// that was the primary may have become a replica.
-const UNPROVEN: Duration = Duration::from_secs(5);
-/// How often an operation that waits for a connection looks whether the time of one in doubt is over.
-const NEXT_LOOK: Duration = Duration::from_millis(100);
+/// How often an operation that waits for a connection looks whether the time of one in doubt is over, and one that waits for a slot at
+/// a row whether there is one that it did not hear of.
+pub(crate) const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 /// Which connections an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +134,7 @@ impl Pool {
     async fn trusted(&self, permit: Option<OwnedSemaphorePermit>, bound: Bound) -> Result<Connection> {
         let connection = |raw, breaks, permit| Connection::new(raw, breaks, bound, permit, Arc::clone(&self.idle));
         let mut breaks = self.idle.breaks();
-        while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id()) {
+        while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id(), self.free()) {
             if broken == breaks && raw.is_proven(UNPROVEN) || self.is_sound(&mut raw, bound).await {
                 return Ok(connection(raw, breaks, permit));
             }
@@ -152,6 +150,11 @@ impl Pool {
                 Err(unfit)
             }
         }
+    }
+
+    /// For how many connections nobody has the right.
+    fn free(&self) -> usize {
+        [&self.common, &self.reserved, &self.named_lock].map(|rights| rights.available_permits()).iter().sum()
     }
 
     /// Probes an idle connection. A dead one must not cost the whole time.

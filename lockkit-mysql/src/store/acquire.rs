@@ -11,7 +11,7 @@ use crate::{
         pool::ConnectionClass,
         raw::LONGEST_WAIT,
     },
-    store::{MySqlStore, named_lock_queue::QueueTurn, order, renew},
+    store::{MySqlStore, named_lock_queue::QueueTurn, renew},
     wire::{
         row,
         value::{LockedRow, RenewalTerms, check_floor, microseconds},
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
     check_floor(request.fence.floor)?;
-    if order::is_ordered(request) {
+    if request.is_in_order() {
         return store.ask_in_order(request).await;
     }
     if let Some(from) = request.from {

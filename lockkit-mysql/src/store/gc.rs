@@ -21,6 +21,7 @@ use lockkit_core::{
 use crate::{
     client::{
         connection::{Bound, Connection},
+        in_flight::Closing,
         pool::{ConnectionClass, Pool},
     },
     config::MySqlConfig,
@@ -58,6 +59,22 @@ pub(crate) struct Sweeper {
     off: AtomicBool,
 }
 
+/// Rows that were read, and some of them removed.
+struct Page {
+    /// The id of the last one that was read, if there is any.
+    last: Option<u64>,
+    /// Whether the table has no more.
+    is_end: bool,
+    removed: u64,
+}
+
+impl Page {
+    /// Behind which id the next page begins, if there is one.
+    fn next(&self) -> Option<u64> {
+        self.last.filter(|_| !self.is_end)
+    }
+}
+
 /// How far the sweep is.
 #[derive(Default)]
 struct Cursor {
@@ -91,20 +108,19 @@ impl Sweeper {
         let (sweeper, bound) = (Arc::clone(self), Bound::new(self.timeout));
         let counted = connection.give_up(bound.at);
         self.background.spawn(async move {
-            sweeper.sweep(start, has_claims, bound).await;
-            drop(counted);
+            let swept = sweeper.sweep(start, has_claims, bound, &counted).await;
+            unpoisoned(&sweeper.cursor).busy_until = None;
+            if let Err(failed) = swept {
+                sweeper.off.store(!failed.is_retryable(), Ordering::Relaxed);
+            }
         });
     }
 
-    async fn sweep(&self, start: u64, has_claims: bool, bound: Bound) {
-        let removed = self.sweep_page(start, has_claims, bound).await;
-        let mut cursor = unpoisoned(&self.cursor);
-        cursor.busy_until = None;
-        match removed {
-            // The first page follows the last.
-            Ok((_, last)) => cursor.after = Some(last.unwrap_or(0)),
-            Err(failed) => self.off.store(!failed.is_retryable(), Ordering::Relaxed),
-        }
+    async fn sweep(&self, start: u64, has_claims: bool, bound: Bound, right: &Closing) -> Result<()> {
+        let mut connection = self.pool.background_connection(bound).await?;
+        let swept = self.sweep_page(&mut connection, start, has_claims).await;
+        connection.take_right(right);
+        swept
     }
 
     /// Where the next page begins, as far as that is known; `None` if one is being swept.
@@ -117,13 +133,17 @@ impl Sweeper {
         Some(cursor.after)
     }
 
-    async fn sweep_page(&self, start: u64, has_claims: bool, bound: Bound) -> Result<(u64, Option<u64>)> {
-        let mut connection = self.pool.background_connection(bound).await?;
-        if has_claims {
-            self.remove_claims(&mut connection, start).await?;
+    /// Removes what is unused on a page, of which the claims are those between its first and its last row: in a table where many locks are
+    /// shared, to look for those that lapsed would else read all that live.
+    async fn sweep_page(&self, connection: &mut Connection, start: u64, has_claims: bool) -> Result<()> {
+        let page = self.remove_page(connection, WEEK, start).await?;
+        // The first page follows the last.
+        unpoisoned(&self.cursor).after = Some(page.next().unwrap_or(0));
+        if let Some(last) = page.last.filter(|_| has_claims) {
             connection.set_bound(Bound::new(self.timeout));
+            self.remove_claims(connection, start, last).await?;
         }
-        self.remove_page(&mut connection, WEEK, start).await
+        Ok(())
     }
 
     /// Removes all that is unused, page by page.
@@ -135,12 +155,12 @@ impl Sweeper {
         let unused = Unused { micros, never_leased: true };
         let mut after = has_claims.then_some(0);
         while let Some(id) = after {
-            after = self.remove_claims(&mut self.connection().await?, id).await?;
+            after = self.remove_claims(&mut self.connection().await?, id, u64::MAX).await?;
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
-            let (gone, last) = self.remove_page(&mut self.connection().await?, unused, id).await?;
-            (removed, after) = (removed + gone, last);
+            let page = self.remove_page(&mut self.connection().await?, unused, id).await?;
+            (removed, after) = (removed + page.removed, page.next());
         }
         Ok(removed)
     }
@@ -149,41 +169,40 @@ impl Sweeper {
         self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await
     }
 
-    /// Removes the unused rows among those that follow an id. Says how many, and where the next page begins, if there is one. Reading
-    /// locks nothing, and removing waits for no row.
-    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<(u64, Option<u64>)> {
+    /// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
+    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
         let Unused { micros, never_leased } = unused;
         let read = |question| {
             self.statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE)
         };
         let rows = connection.numbered_rows(read).await?;
-        let is_last = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
-        let last = rows.last().filter(|_| !is_last).map(|row| column(row, 1)).transpose()?;
+        let is_end = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+        let mut page = Page { last: rows.last().map(|row| column(row, 1)).transpose()?, is_end, removed: 0 };
         let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
         let names: Vec<&[u8]> = names.into_iter().flatten().collect();
         if names.is_empty() {
-            return Ok((0, last));
+            return Ok(page);
         }
         let size = Size::of(names.len());
         let remove = |_| {
             let named = size.fill(&names).fold(self.statements.remove_unused(size), |remove, name| remove.bind(*name));
             named.bind(micros).bind(never_leased)
         };
-        let removed = match connection.execute(remove, None).await {
+        page.removed = match connection.execute(remove, None).await {
             // How many those are is for people: an answer to another statement would count wrongly, no more.
             Ok((done, _)) => done.rows_affected(),
             // They are left for the next time.
             Err(busy) if error::is_row_busy(&busy) => 0,
             Err(failed) => return Err(failed),
         };
-        Ok((removed, last))
+        Ok(page)
     }
 
-    /// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
+    /// Removes claims that lapsed on a page of locks, those whose ids follow one, up to another. Says where the next page begins, if there is one.
     /// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each lock has the time of an
     /// operation.
-    async fn remove_claims(&self, connection: &mut Connection, after: u64) -> Result<Option<u64>> {
-        let read = |question| self.statements.lapsed_claims().bind(question).bind(after).bind(PAGE);
+    async fn remove_claims(&self, connection: &mut Connection, after: u64, up_to: u64) -> Result<Option<u64>> {
+        let read = |question| self.statements.lapsed_claims().bind(question).bind(after).bind(up_to).bind(PAGE);
         let rows = connection.numbered_rows(read).await?;
         let mut last = after;
         for row in &rows {

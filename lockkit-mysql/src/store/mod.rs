@@ -12,7 +12,7 @@ pub(crate) mod ordered;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
-pub(crate) mod row_turns;
+pub(crate) mod row_slots;
 pub mod schema;
 pub(crate) mod transaction;
 pub(crate) mod versioned;
@@ -34,7 +34,7 @@ use crate::{
         settings::of_server,
     },
     config::MySqlConfig,
-    store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues, ordered::Ordered, row_turns::RowTurns},
+    store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues, ordered::Ordered, row_slots::RowSlots},
     wire::{
         name::{quoted_table, to_column},
         row::LockRow,
@@ -44,7 +44,7 @@ use crate::{
     },
 };
 
-const MAX_TTL: Duration = Duration::from_secs(5 * 60);
+const MAX_TTL: Duration = StoreInfo::LONGEST_TTL;
 
 /// A lock store in a table of a MySQL or MariaDB server.
 pub struct MySqlStore {
@@ -55,9 +55,9 @@ pub struct MySqlStore {
     pub(crate) named_locks: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
     pub(crate) ordered: Ordered,
-    pub(crate) row_turns: RowTurns,
-    /// The turns of claims that leave, so that none waits behind those that come.
-    pub(crate) leave_turns: RowTurns,
+    pub(crate) entry_slots: RowSlots,
+    /// Those of claims that leave, so that none waits behind those that come.
+    pub(crate) leave_slots: RowSlots,
     sweeper: Arc<Sweeper>,
 }
 
@@ -135,8 +135,8 @@ impl MySqlStore {
         };
         Ok(Self {
             info,
-            row_turns: RowTurns::new(pool.common_connections()),
-            leave_turns: RowTurns::new(pool.common_connections()),
+            entry_slots: RowSlots::new(pool.common_connections()),
+            leave_slots: RowSlots::new(pool.common_connections()),
             pool,
             statements,
             timeout: config.timeout,

@@ -9,8 +9,9 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceClock, Hold, HolderInfo, LockKey,
-    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::PLACE,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, Hold, HolderInfo, LockKey, LossReason,
+    Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
+    store::{PLACE, REFRESH},
 };
 use sqlx::mysql::MySqlRow;
 
@@ -29,23 +30,12 @@ use crate::{
     },
 };
 
-/// After which time a claim is to ask again that waits.
-const REFRESH: Duration = Duration::from_secs(2);
 /// What a renewal of shares says of a lock of which it had no row.
 const NOT_FOUND: u64 = 2;
-
-/// Whether what is asked for is shared, or has an order.
-pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
-    request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
-}
 
 impl MySqlStore {
     /// Asks for a lease that is shared or has an order. A claim that waits has a place in the queue then.
     pub(super) async fn ask_in_order(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if request.fence.clock == FenceClock::Floor {
-            let message = "only exclusive locks in no order can have fences without the server's clock";
-            return Err(Error::new(ErrorKind::Unsupported, message));
-        }
         let (waits, token) = (request.order == Order::Fifo && !request.wait.is_zero(), &request.claim.token);
         self.grants.forget(token);
         let may_have_place = self.ordered.may_know(token);
@@ -69,8 +59,8 @@ impl MySqlStore {
             Some(from) => (ConnectionClass::Reserved, self.before_replacing(&request.claim.key, from, bound).await?),
             None => (ConnectionClass::Common, None),
         };
-        let _turn = if from.is_none() && (is_new || !waits) {
-            Some(self.row_turns.turn(&request.claim.key, bound).await?)
+        let _slot = if from.is_none() && (is_new || !waits) {
+            Some(self.entry_slots.slot(&request.claim.key, bound).await?)
         } else {
             None
         };

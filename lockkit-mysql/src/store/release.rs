@@ -21,7 +21,7 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     store.pool.settled(&claim.token, bound).await?;
     let ends_in_order = is_ordered && !is_alone;
     // Many may give up at once: with all connections at one row, no lease could be renewed.
-    let _turn = if ends_in_order { Some(store.leave_turns.turn(&claim.key, bound).await?) } else { None };
+    let _slot = if ends_in_order { Some(store.leave_slots.slot(&claim.key, bound).await?) } else { None };
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
     if ends_in_order {
         return store.end_in_order(&mut connection, claim).await;

@@ -222,10 +222,10 @@ impl Statements {
     }
 
     /// Reads ids of locks on which there are claims that lapsed a while ago. Arguments: the question, the id before the
-    /// first, how many.
+    /// first, the last id, how many.
     pub(crate) fn lapsed_claims(&self) -> Statement {
         query(format!(
-            "SELECT DISTINCT {}, lock_id FROM {} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
+            "SELECT DISTINCT {}, lock_id FROM {} WHERE lock_id > ? AND lock_id <= ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
             number_of_primary(),
             self.claims
         ))

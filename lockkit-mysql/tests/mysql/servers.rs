@@ -12,7 +12,9 @@ use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use sqlx::Connection as _;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
-use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, lost, renew, renewal, tests};
+use crate::support::{
+    Ctx, Undriven, attempt, claim, config, free, hold, is_held, lost, raw, renew, renewal, status, tests,
+};
 
 tests! {
     a_wrong_password_is_denied
@@ -28,6 +30,7 @@ tests! {
     a_server_that_logs_statements_is_refused
     what_else_answers_is_named
     what_says_nothing_is_given_up_in_time
+    two_runtimes_keep_their_connections
 }
 
 async fn a_wrong_password_is_denied(ctx: Arc<Ctx>) {
@@ -248,4 +251,20 @@ async fn speaker(words: &'static [u8]) -> SocketAddr {
         }
     });
     addr
+}
+
+/// What one runtime is done with is of no use to the other, and stays for its next operation: to connect anew takes several round trips.
+async fn two_runtimes_keep_their_connections(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = Arc::new(MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"));
+    let (mut raw, mut other) = (raw(&server).await, Undriven::new());
+    let before = status(&mut raw, "Connections").await;
+    for _ in 0..20 {
+        let mine = claim();
+        hold(&store, &mine).await;
+        let store = Arc::clone(&store);
+        other.run(async move { free(&store, &mine).await }).await;
+    }
+    let opened = status(&mut raw, "Connections").await - before;
+    assert!(opened < 8, "{opened} connections were opened for 40 operations");
 }

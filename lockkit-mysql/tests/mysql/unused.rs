@@ -12,10 +12,11 @@ use lockkit_core::{
 use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
 use lockkit_testkit::{faults::Direction, servers::MySqlServer};
 use sqlx::{Connection as _, Executor as _};
-use tokio::task::JoinSet;
+use tokio::{sync::Notify, task::JoinSet};
 
 use crate::support::{
-    Ctx, Undriven, claim, config, end, eventually_within, free, hold, lock_rows, proxied, raw, request, rival, tests,
+    Ctx, Undriven, claim, config, end, eventually_within, free, hold, lock_rows, proxied, raw, request, rival, status,
+    tests,
 };
 
 tests! {
@@ -32,6 +33,8 @@ tests! {
     unused_locks_that_somebody_keeps_locked_are_left
     records_are_no_unused_locks
     the_removal_of_many_claims_has_the_time_that_it_takes
+    a_removal_reads_no_claims_of_other_rows
+    a_removal_without_an_answer_counts_among_the_connections
 }
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -332,4 +335,74 @@ async fn the_removal_of_many_claims_has_the_time_that_it_takes(ctx: Arc<Ctx>) {
     let (left,): (i64,) =
         sqlx::query_as("SELECT COUNT(*) FROM resource_lock_claim").fetch_one(&mut raw).await.expect("count");
     assert_eq!(left, 0);
+}
+
+/// Whoever makes a row, of whatever kind its lock is, may have a page looked through: that is to cost the same however many share locks.
+async fn a_removal_reads_no_claims_of_other_rows(ctx: Arc<Ctx>) {
+    const LIVING: u64 = 20_000;
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let reader = Claim { mode: Mode::Shared, ..claim() };
+    hold(&store, &reader).await;
+    let lapsed = rival(&reader);
+    hold(&store, &lapsed).await;
+    let mut raw = raw(&server).await;
+    // Those of rows that are made later.
+    raw.execute("SET @n = 1000000").await.expect("a variable");
+    raw.execute(
+        "INSERT INTO resource_lock_claim \
+         SELECT @n := @n + 1, token, place, mode, permits, fence, span, `count`, ttl, UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, kept, node_info \
+         FROM (SELECT * FROM resource_lock_claim LIMIT 1) AS one, \
+         (SELECT 1 FROM information_schema.COLLATIONS a, information_schema.COLLATIONS b LIMIT 20000) AS many",
+    )
+    .await
+    .expect("claims");
+    let (count,): (i64,) =
+        sqlx::query_as("SELECT COUNT(*) FROM resource_lock_claim").fetch_one(&mut raw).await.expect("count");
+    assert!(u64::try_from(count).expect("a number") > LIVING, "{count} claims");
+    let before = status(&mut raw, "Handler_read_next").await;
+    for _ in 0..80 {
+        hold(&store, &claim()).await;
+    }
+    let read = status(&mut raw, "Handler_read_next").await - before;
+    assert!(read < LIVING, "{read} rows are read for 80 new ones");
+    // Those that lapsed on its own page go.
+    raw.execute("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 HOUR WHERE lock_id < 1000000")
+        .await
+        .expect("age");
+    let left = "SELECT COUNT(*) FROM resource_lock_claim WHERE lock_id < 1000000";
+    eventually_within(PATIENCE, "what lapsed is gone", async || {
+        hold(&store, &claim()).await;
+        sqlx::query_as::<_, (i64,)>(left).fetch_one(&mut raw).await.expect("count").0 == 0
+    })
+    .await;
+}
+
+/// Others may have a connection in its place only when the server is done with it, or no answer can come any more.
+async fn a_removal_without_an_answer_counts_among_the_connections(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (proxy, config) = proxied(&server).await;
+    let timeout = Duration::from_millis(500);
+    let store = MySqlStore::connect(config.connections(2).timeout(timeout)).await.expect("connect");
+    let mut raw = raw(&server).await;
+    let (lost, mut is_lost) = (Arc::new(Notify::new()), false);
+    let tell = Arc::clone(&lost);
+    proxy.rewrite_requests(move |request| {
+        let is_it = !is_lost && request.windows(6).any(|part| part == b"id > ?");
+        if is_it {
+            is_lost = true;
+            tell.notify_one();
+        }
+        if is_it { Vec::new() } else { request }
+    });
+    hold(&store, &claim()).await;
+    lost.notified().await;
+    let until = Instant::now() + 4 * timeout;
+    while Instant::now() < until {
+        // One of them has a connection that is set aside for releases.
+        let (asked, over) = (request(&claim()), claim());
+        let _ = tokio::join!(store.acquire(&asked), store.release(&over));
+        let connected = status(&mut raw, "Threads_connected").await - 1;
+        assert!(connected <= 2, "{connected} connections of two");
+    }
 }
