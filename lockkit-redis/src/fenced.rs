@@ -15,7 +15,10 @@
 //! # guard.release().await?; Ok(()) }
 //! ```
 //!
-//! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, without expiry.
+//! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, and which write was the last at
+//! `<key>:last-write`, both without expiry. By that, a write that was given up on its way and arrives after later ones of the same holder
+//! undoes none of them, as far as one [`RedisResource`] and its clones have sent them.
+//!
 //! The key must not be that of a lock, which it could be if locks have an empty prefix.
 //! Whoever changes the value must do it through the script: a plain `SET` asks for no fence. From another client, or to
 //! change something else than a string, use [`SCRIPT`], or put its first lines in front of a script of your own. Readers of
@@ -24,11 +27,17 @@
 //! The data must outlive what it protects against: a server that loses its data forgets the highest fence too. With
 //! locks and data on one server that keeps nothing, both are gone at once, and a writer from before is let in.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Error, ErrorKind, Fence, Result,
+    Error, ErrorKind, Fence, Result, Token,
     fenced::{Admission, FencedResource},
     store::Reconnections,
 };
@@ -44,7 +53,7 @@ use crate::{
 };
 
 /// The script: `KEYS` are the key of the value and that of its fence, `ARGV` the fence in decimal and, to write, the
-/// new value. It returns an empty string if the holder is admitted, else the highest fence that was seen.
+/// new value. To number the writes of a client, add the key of the last write, a name for the client without blanks, and the number. It returns an empty string if the holder is admitted, else the highest fence that was seen.
 pub const SCRIPT: &str = scripts::FENCED_CODE;
 
 /// The script of a reader's claim: `KEYS` is the key of the value's fence, `ARGV` the reader's fence in decimal. It returns an
@@ -54,6 +63,9 @@ pub const SHARED_SCRIPT: &str = scripts::FENCED_SHARED_CODE;
 /// What is added to the key of a value for the key of its fence.
 const FENCE_KEY: &str = ":highest-fence";
 
+/// What is added to the key of a value for the key of its last write.
+const LAST_WRITE_KEY: &str = ":last-write";
+
 /// A fenced value on one Redis or Valkey server. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisResource {
@@ -61,6 +73,14 @@ pub struct RedisResource {
     timeout: Duration,
     name: Arc<str>,
     key: String,
+    writes: Arc<Writes>,
+}
+
+/// Numbers what one client writes, in the order in which it was told to.
+#[derive(Debug)]
+struct Writes {
+    client: String,
+    next: AtomicU64,
 }
 
 impl RedisResource {
@@ -77,7 +97,8 @@ impl RedisResource {
         }
         let (timeout, name) = (config.timeout, config.display_name().into());
         let dialer = Dialer::new(config, None, None, Arc::default(), Reconnections::default());
-        let resource = Self { dialer, timeout, name, key: key.into() };
+        let writes = Arc::new(Writes { client: Token::random()?.reveal(), next: AtomicU64::new(1) });
+        let resource = Self { dialer, timeout, name, key: key.into(), writes };
         resource.dialer.connection().await.map_err(|e| resource.failed("connect", e))?;
         Ok(resource)
     }
@@ -88,13 +109,17 @@ impl RedisResource {
         Self { key: key.into(), ..self.clone() }
     }
 
-    async fn ask(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
-        let arguments = 1 + usize::from(value.is_some());
-        let mut request = FENCED.by_hash(2, arguments, 2 * self.key.len() + 64 + value.map_or(0, <[u8]>::len));
+    async fn ask(&self, fence: Fence) -> Result<Admission> {
+        let mut request = FENCED.by_hash(2, 1, 2 * self.key.len() + 64);
         request.arg(&self.key).arg(self.fence_key()).arg(fence.get());
-        if let Some(value) = value {
-            request.arg(value);
-        }
+        self.run(request).await
+    }
+
+    async fn ask_to_write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
+        let number = self.writes.next.fetch_add(1, Ordering::Relaxed);
+        let mut request = FENCED.by_hash(3, 4, 3 * self.key.len() + 128 + value.len());
+        request.arg(&self.key).arg(self.fence_key()).arg(format!("{}{LAST_WRITE_KEY}", self.key));
+        request.arg(fence.get()).arg(value).arg(&self.writes.client).arg(number);
         self.run(request).await
     }
 
@@ -134,11 +159,11 @@ impl RedisResource {
 #[async_trait]
 impl FencedResource for RedisResource {
     async fn claim(&self, fence: Fence) -> Result<Admission> {
-        self.ask(fence, None).await.map_err(|e| self.failed("claim", e))
+        self.ask(fence).await.map_err(|e| self.failed("claim", e))
     }
 
     async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
-        self.ask(fence, Some(value)).await.map_err(|e| self.failed("write", e))
+        self.ask_to_write(fence, value).await.map_err(|e| self.failed("write", e))
     }
 
     async fn claim_shared(&self, fence: Fence) -> Result<Admission> {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, SystemClock, store::operation_bound};
+use lockkit_core::{Clock, StoreInfo, SystemClock, store::operation_bound};
 
 /// How a quorum of nodes works together.
 ///
@@ -20,7 +20,7 @@ pub struct RedlockConfig {
 
 impl RedlockConfig {
     /// The longest ttl by default.
-    pub const MAX_TTL: Duration = Duration::from_secs(5 * 60);
+    pub const MAX_TTL: Duration = StoreInfo::LONGEST_TTL;
     /// The node timeout is never shorter by default.
     pub const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
     /// The node timeout is never longer by default.

@@ -72,7 +72,7 @@ impl RedisConfig {
     /// The default bound on the replicas' acknowledgement.
     pub const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
     /// The longest ttl, and the default on a single server.
-    pub const LONGEST_TTL: Duration = Duration::from_secs(5 * 60);
+    pub const LONGEST_TTL: Duration = StoreInfo::LONGEST_TTL;
     /// The default for the longest ttl with sentinels and on a cluster, where a failover costs that much waiting.
     pub const FAILOVER_MAX_TTL: Duration = Duration::from_secs(60);
     /// The default key prefix.

@@ -20,7 +20,7 @@ const SAFETY_POLL: Duration = Duration::from_secs(5);
 /// Asks for a lease, for as long as the request says.
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
     let acquisition = Acquisition::new(store, request)?;
-    if acquisition.has_order() {
+    if acquisition.request.is_in_order() {
         return Box::pin(store.ask_in_order(&acquisition)).await;
     }
     if request.wait.is_zero() {

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceClock, FenceRequest, Hold,
-    HolderInfo, Mode, Moment, Order, Result, Token,
+    HolderInfo, Moment, Result, Token,
 };
 use redis::{Cmd, Pipeline, Value};
 
@@ -92,7 +92,7 @@ impl RedisStore {
         }
         let request = acquisition.request;
         let (floor, sent) = (acquisition.floor(&connection)?, acquisition.clock.now());
-        let reply = if acquisition.has_order() {
+        let reply = if acquisition.request.is_in_order() {
             Box::pin(self.send_in_order(route, &connection, acquisition, waiter)).await
         } else if let Some(from) = request.from {
             Box::pin(self.send_in_place_of(from, route, &connection, acquisition)).await
@@ -224,12 +224,6 @@ impl<'a> Acquisition<'a> {
         check_floor(fence.floor.offset(fence.span))?;
         let lock = store.names.lock(&claim.key);
         Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
-    }
-
-    /// Whether what is asked for is shared, or has an order.
-    pub(super) fn has_order(&self) -> bool {
-        let request = self.request;
-        request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
     }
 
     /// For how long the server grants nothing, because it took over from another.

@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, FenceClock, LossReason, Mode, Order, Release, Renewal, Result, Token,
+    store::REFRESH,
 };
 use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
@@ -25,9 +26,6 @@ use crate::{
         queue, redirect,
     },
 };
-
-/// How often a claim asks again that waits.
-const REFRESH: Duration = Duration::from_secs(2);
 
 impl RedisStore {
     /// Asks for a lease that is shared or has an order, and waits for it for a while: its place stays until it is released.

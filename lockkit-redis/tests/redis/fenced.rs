@@ -9,7 +9,10 @@ use lockkit_core::{
 use lockkit_redis::{RedisStore, fenced::RedisResource};
 use lockkit_testkit::{AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers};
 
-use crate::support::{Server, raw};
+use crate::{
+    snag::Snag,
+    support::{Server, raw},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_frozen_past_its_lease_is_refused() {
@@ -98,6 +101,31 @@ async fn fences_are_compared_exactly_up_to_the_largest() {
     let other = resource.at("b");
     assert_eq!(other.claim(Fence::NONE).await.expect("claim"), Admission::Refused { highest: Fence::NONE });
     assert_eq!(other.read().await.expect("read"), None);
+}
+
+/// A write that is held up on its way arrives when the holder has written something else, over another connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_comes_late_undoes_no_later_one_of_its_holder() {
+    let server = Server::start().await;
+    let snag = Snag::start(([127, 0, 0, 1], server.port()).into(), "held up").await;
+    let resource =
+        RedisResource::connect(format!("redis://{}", snag.addr).parse().expect("a URL"), "a").await.expect("connect");
+    let fence = Fence::new(7);
+    // The server has the script from here on.
+    resource.claim(fence).await.expect("claim").ok().expect("admitted");
+    resource.write(fence, b"held up").await.expect_err("its connection broke");
+    snag.caught().await;
+    for value in ["held up", "second"] {
+        resource.write(fence, value.as_bytes()).await.expect("write").ok().expect("admitted");
+    }
+    snag.let_go().await;
+    assert_eq!(resource.read().await.expect("read").as_deref(), Some(b"second".as_slice()));
+    // Another client with that fence has numbers of its own, and so has another fence.
+    let other = RedisResource::connect(server.config(), "a").await.expect("connect");
+    other.write(fence, b"third").await.expect("write").ok().expect("admitted");
+    assert_eq!(resource.read().await.expect("read").as_deref(), Some(b"third".as_slice()));
+    resource.write(fence.offset(1), b"fourth").await.expect("write").ok().expect("admitted");
+    assert_eq!(resource.read().await.expect("read").as_deref(), Some(b"fourth".as_slice()));
 }
 
 /// The script is forgotten by the server, and the value may be anything.

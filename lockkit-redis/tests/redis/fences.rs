@@ -1,6 +1,8 @@
 //! Fences when the data comes back older than it was.
 
-use lockkit_core::{Fence, LockStore, Locker};
+use std::time::Duration;
+
+use lockkit_core::{AcquireRequest, Fence, FenceRequest, LockStore, Locker, Order};
 use lockkit_redis::RedisStore;
 use lockkit_testkit::servers::{Keep, RedisOptions, RedisSentinels, RedisServer};
 
@@ -36,6 +38,38 @@ async fn no_fence_comes_twice_after_a_restart_from_a_snapshot() {
     assert!(store.release(&mine).await.is_ok());
     let other = RedisStore::from_url(&server.url()).await.expect("connect");
     assert!(used(&other, 3).await > next);
+}
+
+/// A floor, or a clock that was set back, puts a counter hours ahead of the clock, and a lock that is handed over all the time may keep it
+/// there: it lasts until the clock has passed it, wherever it is by then.
+#[tokio::test]
+async fn a_counter_that_is_ahead_of_the_clock_outlasts_its_own_fences() {
+    const HOUR: u64 = 3_600_000_000;
+    let server = RedisServer::start(RedisOptions::default().flavor(flavor())).await.expect("a server");
+    let store = RedisStore::from_url(&server.url()).await.expect("connect");
+    for (name, order) in [("a", Order::Any), ("b", Order::Fifo)] {
+        let counter = format!("{{lockkit:{name}}}:fence");
+        let number = async |command: &[&str]| -> u64 {
+            server.command(command).await.expect("an answer").parse().expect("a number")
+        };
+        let take = async |floor: u64| {
+            let mine = claim(name);
+            let asked = AcquireRequest { order, ..request(&mine, Duration::ZERO) };
+            let asked = AcquireRequest { fence: FenceRequest { floor: Fence::new(floor), ..asked.fence }, ..asked };
+            granted(store.acquire(&asked).await.expect("acquire"));
+            free(&store, &mine).await;
+        };
+        take(0).await;
+        let start = number(&["GET", &counter]).await;
+        take(start + 10 * HOUR).await;
+        // What many grants would add in those hours, up to the last one before the next thousand seconds.
+        let moved = (start + 16 * HOUR).next_multiple_of(1_000_000_000) - 1;
+        let more = moved - number(&["GET", &counter]).await;
+        number(&["INCRBY", &counter, &more.to_string()]).await;
+        take(0).await;
+        let (ahead, lasts) = (moved - start, number(&["PTTL", &counter]).await * 1000);
+        assert!(lasts > ahead + HOUR - HOUR / 60, "{name}: {lasts} µs are left of a counter that is {ahead} µs ahead");
+    }
 }
 
 /// Behind the back of a connection that lives on.

@@ -86,8 +86,9 @@ while at <= #ARGV do
         answer = fence
       else
         fence = fence - more
-        -- A counter that is new (before 2001 by the clock), or not above the floor, or that large steps let outrun the clock.
-        if fence < 1e15 or fence < least or more >= 100 then
+        -- A counter that is new (before 2001 by the clock), or not above the floor. Or that has come to the next thousand seconds: it may be ahead of
+        -- the clock, and outrun it, and is to last until that is beyond it.
+        if fence < 1e15 or fence < least or (fence + more) % 1e9 <= more then
           local time = pcall('TIME')
           if time.err then
             answer = time

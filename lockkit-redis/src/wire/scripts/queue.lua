@@ -65,7 +65,7 @@ end
 local function next_fence(span, least)
   local more = span - 1
   local fence = call('INCRBY', counter, int(span)) - more
-  if fence < 1e15 or fence < least or more >= 100 then
+  if fence < 1e15 or fence < least or (fence + more) % 1e9 <= more then
     local us = clock()
     if fence < 1e15 or fence < least then
       fence = max(fence, us, least)
