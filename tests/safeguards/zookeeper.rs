@@ -76,6 +76,14 @@ safeguards! {
         "A node that may not be deleted keeps no others from being swept up"
         "if «failure.is(&zk::Error::NoAuth)» => swept" => "false"
         by "lockkit-zk/lib::client::znodes::tests::what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up";
+    zk_raised_a_little in FENCE
+        "A lease that takes the place of another lies above the fences that its holder raised, however little"
+        "next != record || «counts_from_own»" => "false"
+        by "lockkit-zk/lib::wire::fence::tests::no_two_grants_overlap";
+    zk_taken_up_heard in RENEW
+        "A holder whose lease is taken up by another client hears of it at once"
+        "«claimed.written && !claimed.releasing»;" => "false"
+        by "lockkit-zk/zk::taken_up::a_holder_hears_at_once_that_its_lease_is_taken_up";
     zk_fence_room in FENCE
         "A mistyped floor does not use up the fences of a lock"
         "{ MAX } else { «MAX - FENCE_ROOM» };" => "MAX"
@@ -98,7 +106,7 @@ safeguards! {
         by "lockkit-zk/zk::taken_up::what_the_giver_sends_late_concerns_nobody_else";
     zk_break_again in RENEW
         "It does so, too, when its node goes after a break by way of its own store that came to nothing"
-        "if «deleted» {\n        session.alarm" => "deleted && session.claimed(&token).is_some_and(|claimed| !claimed.releasing)"
+        "if «deleted» || touched {" => "deleted && session.claimed(&token).is_some_and(|claimed| !claimed.releasing)"
         by "lockkit-zk/zk::broken::a_break_is_heard_after_one_that_came_to_nothing";
     zk_watch_at_home in RENEW
         "The watch on what is held is minded where the session lives, and not where it was renewed"

@@ -5,8 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, HolderInfo, Mode, Moment, Result, StoreInfo,
-    Token, store::operation_bound,
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, HolderInfo, Moment, Result, Token, store::operation_bound,
 };
 
 use crate::{
@@ -26,19 +25,11 @@ use crate::{
 /// A session for a lease, the request with what this can give, and the bound on each operation.
 ///
 /// # Errors
-/// `InvalidInput` and `Unsupported` for what can't be granted here; those of connecting. All without effect.
+/// Those of connecting. All without effect.
 pub(super) async fn prepare(
     store: &ZkStore,
     request: &AcquireRequest,
 ) -> Result<(Arc<Session>, AcquireRequest, Duration)> {
-    let shortest = StoreInfo::SHORTEST_TTL;
-    if request.ttl < shortest {
-        return Err(Error::invalid(format!("the ttl must be at least {shortest:?}, not {:?}", request.ttl)));
-    }
-    if request.claim.mode != Mode::Exclusive && request.fence.clock == FenceClock::Floor {
-        let message = "only exclusive locks can have fences without the store's clock";
-        return Err(Error::new(ErrorKind::Unsupported, message));
-    }
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
     let ttl = request.ttl.min(store.sessions.session_timeout());

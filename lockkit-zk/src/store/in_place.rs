@@ -84,6 +84,10 @@ impl<'a> Replacement<'a> {
     fn is_over(&self) {
         let session = self.session;
         let left = session.claims().remove(&self.from);
+        if left.is_some() {
+            // Its holder may be another task of this process, which does not know.
+            session.alarm.raise(self.from);
+        }
         if left.is_some_and(|left| left.node() != self.known.as_ref().and_then(Claimed::node)) {
             session.is_in_doubt();
         }
@@ -161,8 +165,8 @@ impl<'a> Replacement<'a> {
             Some(Value { span, .. }) => {
                 (stat.czxid, record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)))
             }
-            // What others wrote into it says nothing of its fences.
-            None => (stat.czxid, next),
+            // What others wrote into it says nothing of its fences, nor whether it took the place of another, behind which others wait.
+            None => (0, next),
         };
         let version = of_record.map(|of_record| of_record.version);
         Ok(Some(Giver { node: node.to_owned(), czxid, after, record, version, seen: stat.version }))

@@ -215,8 +215,14 @@ impl<'a> PendingRenewal<'a> {
     async fn raise(&self, session: &Session, lock: &str, node: &Node, floor: Fence, bound: Duration) -> Result<()> {
         let children = session.list(lock, bound).await.map_err(|failure| doubtful(&failure))?;
         let (record, stat) = session.read_fence_record(lock, &children, bound).await?;
-        let alone = self.renewal.claim.mode == Mode::Exclusive;
-        let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
+        let own_end = match session.claimed(&self.renewal.claim.token).map(|claimed| claimed.stage) {
+            Some(Stage::Held(_, grant)) if self.renewal.claim.mode == Mode::Exclusive => {
+                Some(grant.fence.offset(grant.span))
+            }
+            Some(Stage::Held(..)) => None,
+            _ => return Err(overtaken()),
+        };
+        let Some(raised) = fence::raise(record, node.czxid, floor, own_end)? else { return Ok(()) };
         // From now on the node may say it, and must go on to.
         let explicit = change_grant(session, &self.renewal.claim, node, |grant, written| {
             (grant.explicit, *written) = (true, false);
@@ -302,17 +308,20 @@ async fn mind(minded: Minded, watch: Watched) {
     let (token, node) = (minded.token, minded.node.clone());
     // Before the alarm: the renewal that it brings has to ask.
     drop(minded);
-    let mut deleted = false;
+    let (mut deleted, mut touched) = (false, false);
     session.update(&token, |claimed| {
         let is_held = matches!(&claimed.stage, Stage::Held(held, _) if *held == node);
         deleted = is_held && event == zk::EventType::NodeDeleted;
+        // A lease that takes the place writes to the node before it deletes it, and a watch tells of one thing only. The holder's own
+        // writes are under way until they are answered.
+        touched = is_held && event == zk::EventType::NodeDataChanged && claimed.written && !claimed.releasing;
         // Its release may be repeated, and has to find it as it was.
         if deleted && !claimed.releasing {
             claimed.stage = Stage::Gone;
         }
     });
     // Also if its end was asked for here: not its holder need have done so.
-    if deleted {
+    if deleted || touched {
         session.alarm.raise(token);
     }
 }

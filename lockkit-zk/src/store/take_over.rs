@@ -146,7 +146,7 @@ impl TakeOver<'_> {
         let value = Value::parse(&data);
         let (Some(value), Some(sequence)) = (value, queue::sequence(name)) else { return Ok(None) };
         let Some(fence) = value.fence.filter(|_| session.owns(stat.ephemeral_owner)) else { return Ok(None) };
-        let (record, _) = session.read_fence_record(&claim.lock, children, claim.bound).await?;
+        let (record, _) = session.find_fence_record(&claim.lock, claim.bound).await?;
         let czxid = fence::place_of(record, fence, value.span);
         let grant = Grant { fence, span: value.span, depth: value.depth, explicit: true, holder: value.holder };
         self.granted(Node { name: name.to_owned(), czxid, sequence }, grant).await.map(Some)

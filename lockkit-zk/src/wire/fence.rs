@@ -165,13 +165,21 @@ pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
     i64::try_from(next).map_or(0, |next| next.saturating_sub(1).max(0))
 }
 
-/// The record that makes all later grants higher than `floor`, if it has to change, while the holder made by `czxid`
-/// holds the lock, `alone` or not.
+/// The record that makes all later grants higher than `floor`, if it has to be written, while the holder made by `czxid` holds the lock.
+/// One that holds it alone says the first fence behind its own.
 ///
 /// # Errors
 /// As for [`grant`].
-pub(crate) fn raise(record: FenceRecord, czxid: i64, floor: Fence, alone: bool) -> Result<Option<FenceRecord>> {
-    let floor = floor.get();
+pub(crate) fn raise(
+    record: FenceRecord,
+    czxid: i64,
+    floor: Fence,
+    own_end: Option<Fence>,
+) -> Result<Option<FenceRecord>> {
+    // The next node lies above the floor as it is, but a lease that takes the place of this one has the fences behind its own, unless the
+    // record is younger than its node.
+    let counts_from_own = own_end.is_some_and(|end| floor >= end) && matches!(record, FenceRecord::Offset(_));
+    let (floor, alone) = (floor.get(), own_end.is_some());
     if floor > MAX - FENCE_ROOM {
         return Err(too_high());
     }
@@ -181,7 +189,7 @@ pub(crate) fn raise(record: FenceRecord, czxid: i64, floor: Fence, alone: bool) 
         }
         FenceRecord::Last(last) => FenceRecord::Last(last.max(floor)),
     };
-    Ok((next != record).then_some(next))
+    Ok((next != record || counts_from_own).then_some(next))
 }
 
 /// An offset that is no smaller, and `least` or more.
@@ -242,12 +250,18 @@ mod tests {
                 record = write.unwrap_or(record);
                 // Another takes its place, once or twice; those that wait have the next numbers all the same. The second time the place
                 // is the one that is known from the fence, and the node is a younger one.
-                let (mut from, mut own, mut is_raised) = (czxid, czxid, false);
-                for _ in 0..pick(3) {
+                let (mut from, mut own, mut own_end, mut is_raised) = (czxid, czxid, next_free, false);
+                for _ in 0..pick(4) {
+                    if pick(3) == 0 {
+                        let floor = own_end - 1 + u64::try_from(pick(300)).expect("small");
+                        let raised = raise(record, from, Fence::new(floor), Some(Fence::new(own_end))).expect("raise");
+                        (record, is_raised) = (raised.unwrap_or(record), raised.is_some());
+                        next_free = floor + 1;
+                    }
                     let (floor, span) = (floors[pick(4)], spans[pick(6)]);
                     let asked = ask(floor, span, clocks[pick(3)]);
                     let next = record.natural(own + 1).map_or(0, Fence::get);
-                    let after = if is_raised { next_free.max(next) } else { next_free };
+                    let after = if is_raised { own_end.max(next) } else { own_end };
                     let (fence, write) = in_place(record, from, Fence::new(after), &asked).expect("grant");
                     assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {asked:?}: {fence}");
                     next_free = fence.get() + u64::from(span);
@@ -255,16 +269,12 @@ mod tests {
                     let place = place_of(record, fence, span);
                     assert!((0..=czxid).contains(&place), "{place} is behind {czxid}");
                     (from, own, is_raised) = (place, own + 1 + i64::try_from(pick(5000)).expect("small"), false);
-                    if pick(5) == 0 {
-                        let floor = next_free + u64::try_from(pick(1000)).expect("small");
-                        let raised = raise(record, from, Fence::new(floor), true).expect("raise");
-                        (record, is_raised) = (raised.unwrap_or(record), raised.is_some());
-                        next_free = floor + 1;
-                    }
+                    own_end = next_free;
                 }
                 if pick(3) == 0 {
                     let floor = next_free + u64::try_from(pick(1000)).expect("small");
-                    record = raise(record, from, Fence::new(floor), true).expect("raise").unwrap_or(record);
+                    let own_end = Some(Fence::new(own_end));
+                    record = raise(record, from, Fence::new(floor), own_end).expect("raise").unwrap_or(record);
                     next_free = floor + 1;
                 }
             }
@@ -300,7 +310,7 @@ mod tests {
                     record = write.unwrap_or(record);
                     if pick(5) == 0 {
                         let floor = first + u64::try_from(pick(1000)).expect("small");
-                        record = raise(record, czxid, Fence::new(floor), false).expect("raise").unwrap_or(record);
+                        record = raise(record, czxid, Fence::new(floor), None).expect("raise").unwrap_or(record);
                     }
                 }
             }
@@ -344,7 +354,7 @@ mod tests {
             }
         }
         assert_eq!(
-            raise(FenceRecord::NONE, 1, Fence::new(u64::MAX), true).expect_err("too high").kind(),
+            raise(FenceRecord::NONE, 1, Fence::new(u64::MAX), None).expect_err("too high").kind(),
             ErrorKind::InvalidInput
         );
         assert_eq!(
@@ -361,7 +371,7 @@ mod tests {
                 let mistyped = ask(MAX - 1000, 65, FenceClock::Store);
                 let error = grant(record, 1, &mistyped, alone).expect_err("nobody could be granted anything after it");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{record:?} {alone}");
-                raise(record, 1, mistyped.floor, alone).expect_err("nor here");
+                raise(record, 1, mistyped.floor, alone.then_some(Fence::NONE)).expect_err("nor here");
                 in_place(record, 1, Fence::new(300), &mistyped).expect_err("nor in the place of another");
                 let highest = ask(MAX - 2 * FENCE_ROOM, 65, FenceClock::Store);
                 let (fence, write) = grant(record, 1, &highest, alone).expect("grant");

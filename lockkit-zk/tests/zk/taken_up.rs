@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Fence, LockStore, LossReason, Mode, Release, Renewal, Renewed,
+    AcquireRequest, Attempt, Claim, Effect, Fence, LockStore, LossReason, Mode, Outcome, Release, Renewal, Renewed,
 };
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
@@ -14,6 +14,13 @@ use crate::support::*;
 /// A request of another client for the place of a lease.
 fn in_place_of(giver: &Claim) -> AcquireRequest {
     AcquireRequest { from: Some(giver.token), ..request(&claim(giver.key.as_str()), Duration::ZERO) }
+}
+
+/// Raises the fences of a lock that is held.
+async fn raise_above(store: &ZkStore, held: &Claim, floor: Fence) {
+    let raise = [Renewal { fence_floor: Some(floor), ..Renewal::new(held.clone(), TTL) }];
+    let renewed = store.renew(&raise).await.remove(0).expect("renew");
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
 }
 
 async fn is_held(store: &ZkStore, claim: &Claim) -> bool {
@@ -60,7 +67,7 @@ async fn whoever_takes_a_lease_up_stands_where_it_stood() {
 async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
     let server = Server::start().await;
     let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
-    for (floor, raise) in [(0, 0), (0, 1000), (1 << 52, 0), (1 << 53, 1000)] {
+    for (floor, raise) in [(0, 0), (0, 40), (0, 1000), (1 << 52, 0), (1 << 53, 40), (1 << 53, 1000)] {
         for last in ["taken up", "a reader", "kept"] {
             let place = format!("{last} after {floor} and {raise}");
             let (giver, next) = (claim("a"), claim("a"));
@@ -68,7 +75,10 @@ async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
             asked.fence.floor = Fence::new(floor);
             let mut held = granted(store.acquire(&asked).await.expect("acquire"));
             let next = Waiter::queue(&store, &raw, next).await;
-            let mut highest = held.fence;
+            let mut highest = held.fence.offset(u32::try_from(raise).expect("small"));
+            if raise > 0 {
+                raise_above(&store, &held.claim, highest).await;
+            }
             for step in 0..4 {
                 // Others use the servers meanwhile.
                 for _ in 0..20 {
@@ -90,9 +100,7 @@ async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
                 (held, highest) = (hold.clone(), hold.fence.offset(64));
                 if raise > 0 && step < 3 {
                     highest = Fence::new(highest.get() + raise);
-                    let raise = [Renewal { fence_floor: Some(highest), ..Renewal::new(hold.claim.clone(), TTL) }];
-                    let renewed = by.renew(&raise).await.remove(0).expect("renew");
-                    assert!(matches!(renewed, Renewed::Held(_)), "{place}: {renewed:?}");
+                    raise_above(by, &hold.claim, highest).await;
                 }
             }
             next.waits().await;
@@ -101,6 +109,46 @@ async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
             assert!(next.fence > highest, "{place}: {} after {highest}", next.fence);
             free(&store, &next.claim).await;
         }
+    }
+}
+
+/// Others write into a node that has taken the place of another, behind which one waits with a number that is lower than its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_write_into_a_node_lets_no_fence_go_back() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let giver = claim("a");
+    let held = hold(&store, &giver).await;
+    let next = Waiter::queue(&store, &raw, claim("a")).await;
+    for _ in 0..20 {
+        raw.set_data("/lockkit", b"", None).await.expect("a transaction");
+    }
+    let second = granted(other.acquire(&in_place_of(&giver)).await.expect("acquire"));
+    let nodes = children(&raw, "a").await;
+    let node = nodes.iter().find(|node| node.contains(&node_of(&second.claim))).expect("its node");
+    raw.set_data(&format!("/lockkit/a/{node}"), b"zkCli", None).await.expect("write");
+    let third = granted(store.acquire(&in_place_of(&second.claim)).await.expect("acquire"));
+    assert!(held.fence < second.fence && second.fence < third.fence, "{held:?} {second:?} {third:?}");
+    free(&store, &third.claim).await;
+    let next = next.granted().await;
+    assert!(next.fence > third.fence, "{} after {}", next.fence, third.fence);
+}
+
+/// The servers tell a watch of one thing alone, and that is the write before the end of the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_hears_at_once_that_its_lease_is_taken_up() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for by in [store.clone(), server.store().await] {
+        let (holder, taker) = (locker(&store), locker(&by));
+        let guard = holder.lock("a").ttl(Duration::from_secs(20)).acquire().await.expect("acquire");
+        // Its node is watched from then on.
+        guard.renew().await.expect("renew");
+        let taken = taker.lock("a").resume(guard.token()).await.expect("resume").expect("it is held");
+        let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("it is told only when it renews");
+        assert_eq!(reason, LossReason::Taken);
+        assert!(taken.is_held());
+        assert_eq!(taken.release().await.expect("release"), Outcome::Released);
     }
 }
 
@@ -131,9 +179,7 @@ async fn a_dropped_question_leaves_the_lease_of_its_own_process_alone() {
     for polls in 1..=2 {
         assert!(poll_until(pin!(store.acquire(&asked)), polls, || {}).await.is_none());
     }
-    let raise = [Renewal { fence_floor: Some(held.fence.offset(1000)), ..Renewal::new(giver.clone(), TTL) }];
-    let renewed = store.renew(&raise).await.remove(0).expect("renew");
-    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    raise_above(&store, &giver, held.fence.offset(1000)).await;
     let [node] = &*children(&raw, "a").await.into_iter().filter(|node| node.contains("lock")).collect::<Vec<_>>()
     else {
         panic!("one node")
