@@ -74,9 +74,10 @@ impl Statements {
              SET @asks = IF(@mine OR @shares, NULL, @id); "
         );
         if mode == PERMIT {
+            // Those that hold or await a permit agree on the number, so that one of them tells of all.
             sql += &format!(
-                "SELECT COUNT(*) INTO @other FROM {claims} WHERE lock_id = @asks AND mode = {PERMIT} AND permits <> {limit} \
-                 AND (place = 0 OR kept > {NOW}); \
+                "SELECT permits <> {limit} INTO @other FROM {claims} WHERE lock_id = @asks AND mode = {PERMIT} \
+                 AND (place = 0 OR kept > {NOW}) LIMIT 1; \
                  SET @asks = IF(@other, NULL, @asks); "
             );
         }

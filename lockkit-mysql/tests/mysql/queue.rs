@@ -29,6 +29,7 @@ tests! {
     transactions_that_are_to_follow_each_other_hide_nothing
     those_who_wait_are_counted_once
     a_hand_over_costs_the_server_the_same_however_many_wait
+    permits_that_are_held_are_counted_once_in_a_step
     what_somebody_keeps_locked_is_left
     an_acquisition_that_is_not_polled_keeps_no_turn_at_the_row
     the_effect_of_an_error_is_open_while_the_claim_has_a_place
@@ -264,6 +265,45 @@ async fn wait_behind(server: &MySqlServer, last: &Claim, waiters: usize) {
          expires + INTERVAL 1 HOUR, kept + INTERVAL 1 HOUR, node_info FROM resource_lock_claim, n WHERE token = UNHEX('{token}')"
     );
     server.admin(&fill).await.expect("they wait");
+}
+
+/// A permit is taken and given back beside as many others as are held already. They are counted once in a step, in an index.
+async fn permits_that_are_held_are_counted_once_in_a_step(ctx: Arc<Ctx>) {
+    const TIMES: u64 = 20;
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let mut raw = raw(&server).await;
+    let mut costs = Vec::new();
+    for held in [10, 1000] {
+        let limit = NonZeroU32::new(5000).expect("not zero");
+        let permit = |of: &Claim| Claim { mode: Mode::Permit { limit }, ..rival(of) };
+        let first = Claim { mode: Mode::Permit { limit }, ..claim() };
+        let second = permit(&first);
+        granted(&store, &first).await;
+        granted(&store, &second).await;
+        let fill = format!(
+            "INSERT INTO resource_lock_claim (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
+             WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < {}) \
+             SELECT lock_id, UNHEX(LPAD(HEX(i), 32, '0')), 0, mode, permits, fence, span, `count`, ttl, \
+             expires + INTERVAL 1 HOUR, kept, node_info FROM resource_lock_claim, n WHERE token = UNHEX('{}')",
+            held - 2,
+            second.token.reveal()
+        );
+        server.admin(&fill).await.expect("they are held");
+        let (before, begun) = (status(&mut raw, "Handler_read%").await, Instant::now());
+        for _ in 0..TIMES {
+            let mine = permit(&first);
+            granted(&store, &mine).await;
+            free(&store, &mine).await;
+        }
+        let each = (status(&mut raw, "Handler_read%").await - before) / TIMES;
+        println!(
+            "{held} permits are held: {each} rows and {:?} for each",
+            begun.elapsed() / u32::try_from(TIMES).expect("few")
+        );
+        costs.push(each);
+    }
+    assert!(costs[1] < costs[0] + 2200, "{costs:?}");
 }
 
 /// The end of a lease, a look, and the request of the next one, which has the lock by then; and the same with one that asks again and

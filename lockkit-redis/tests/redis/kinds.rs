@@ -572,21 +572,24 @@ async fn a_hand_over_wakes_one_of_a_thousand() {
         let lock = holder.lock("a");
         let wanted = u32::try_from(waiters).expect("small");
         eventually("they wait", async || lock.inspect().await.expect("inspect").waiters == Some(wanted)).await;
-        let calls = |connection: &mut redis::Connection| {
-            let stats: String = raw(connection, "INFO commandstats");
-            let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap_or("0,");
-            line.split(',').next().and_then(|calls| calls.parse::<u64>().ok()).expect("a number")
+        let calls = |command: &str| {
+            let stats: String = raw(&mut server.raw(), "INFO commandstats");
+            let found = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+            found.unwrap_or("0,").split(',').next().and_then(|calls| calls.parse::<u64>().ok()).expect("a number")
         };
-        let (before, begun) = (calls(&mut server.raw()), Instant::now());
+        let (before, messages, begun) = (calls("evalsha"), calls("publish"), Instant::now());
         assert_eq!(guard.release().await.expect("release"), Outcome::Released);
         for task in tasks {
             task.await.expect("served");
         }
         // Each that waits asks every two seconds, to keep its place.
         let refreshes = begun.elapsed().as_secs() / 2 * waiters as u64;
-        let each = (calls(&mut server.raw()) - before).saturating_sub(refreshes) / waiters as u64;
-        println!("{waiters} waiters: {each} scripts for each, {:?} for all", begun.elapsed());
+        let each = (calls("evalsha") - before).saturating_sub(refreshes) / waiters as u64;
+        let messages = calls("publish") - messages;
+        println!("{waiters} waiters: {each} scripts for each, {messages} messages and {:?} for all", begun.elapsed());
         costs.push(each);
+        // To the next one each, and when the last has left, to those who wait in no order.
+        assert_eq!(messages, waiters as u64 + 1, "messages for {waiters}");
     }
     assert!(costs.iter().all(|each| *each <= 4), "{costs:?}");
 }
