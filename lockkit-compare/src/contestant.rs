@@ -164,9 +164,13 @@ impl Contestant {
             }
             Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
             Step::HandOff => {
-                let round = processes::hand_off(program, url, locker, key, process_slice).await?;
+                let round = processes::hand_off(program, url, locker, (key, false), process_slice).await?;
                 results.hand_off.add(round.latencies);
                 results.idle_round_trip.add(round.idle_round_trips);
+                if results.traits.fifo {
+                    let in_order = processes::hand_off(program, url, locker, (key, true), process_slice / 4).await?;
+                    results.hand_off_in_order.add(in_order.latencies);
+                }
             }
             Step::Takeover => results.takeover = Some(Box::pin(takeover::of(program, url, locker, key)).await?),
             Step::Delay => {

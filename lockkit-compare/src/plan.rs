@@ -276,7 +276,9 @@ impl Plan {
             Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
             Step::ByKeys => (self.short_slice() + self.short_slice() / 8) * 4,
             Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 4,
-            Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
+            Step::Processes => self.process_slice + self.process_slice / 8 + millis(200),
+            // The last fifth is in order.
+            Step::HandOff => self.process_slice * 5 / 4 + self.process_slice / 8 + millis(200),
             // A ttl; of a session it is more.
             Step::Takeover => Self::TAKEOVER_TTL + millis(1_500),
             Step::Delay => Self::DELAYS.into_iter().map(|delay| self.delay_slice(delay) * 9 / 8).sum(),

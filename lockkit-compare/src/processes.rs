@@ -72,16 +72,19 @@ pub(crate) struct HandOff {
     pub(crate) idle_round_trips: Latencies,
 }
 
-/// The time from the call that releases a lock in this process to the moment when a waiter in another has it.
+/// The time from the call that releases a lock in this process to the moment when a waiter in another has it, in the order of arrival or
+/// in none.
 pub(crate) async fn hand_off(
     program: &WorkerProgram,
     url: &str,
     locker: &Locker,
-    key: &str,
+    (key, in_order): (&str, bool),
     slice: Duration,
 ) -> Result<HandOff> {
-    let lock = locker.lock(format!("{key}/hand-off")).ttl(Plan::TTL);
-    let job = Job::Take { key: format!("{key}/hand-off") };
+    let key = format!("{key}/{}", if in_order { "hand-off-in-order" } else { "hand-off" });
+    let lock = locker.lock(&key).ttl(Plan::TTL);
+    let lock = if in_order { lock.fifo() } else { lock };
+    let job = Job::Take { key, in_order };
     let mut other = Worker::start(program, job, Some(url)).await?;
     other.hear_soon().await?;
     let mut sum = HandOff { latencies: Latencies::new(), idle_round_trips: Latencies::new() };

@@ -36,6 +36,8 @@ pub(crate) struct Results {
     pub(crate) not_handed_over: Vec<Contest>,
     pub(crate) processes: Vec<Contest>,
     pub(crate) hand_off: Rounds,
+    /// The same of a lock whose waiters are served in the order of arrival.
+    pub(crate) hand_off_in_order: Rounds,
     /// A bare round trip after the same pause as before a hand-off.
     pub(crate) idle_round_trip: Rounds,
     /// Acquisition and release, by what a round trip takes longer.

@@ -268,7 +268,7 @@ mod tests {
     }
 
     async fn start(program: &WorkerProgram) -> Worker {
-        Worker::start(program, Job::Take { key: "k".into() }, Some("memory:")).await.expect("sh")
+        Worker::start(program, Job::Take { key: "k".into(), in_order: false }, Some("memory:")).await.expect("sh")
     }
 
     #[test]

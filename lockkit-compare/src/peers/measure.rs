@@ -103,7 +103,7 @@ async fn start(program: &WorkerProgram, job: Job, url: &str) -> Result<Worker> {
 async fn hand_offs(program: &WorkerProgram, at: &At<'_>, rest: Duration, slice: Duration) -> Result<Latencies> {
     let key = format!("{}/hand-off", at.key);
     let mut giver = start(program, Job::Give { key: key.clone() }, at.url).await?;
-    let mut taker = start(program, Job::Take { key }, at.url).await?;
+    let mut taker = start(program, Job::Take { key, in_order: false }, at.url).await?;
     let (mut latencies, began) = (Latencies::new(), tokio::time::Instant::now());
     for done in 0_u32.. {
         // A waiter that rests between two questions is met at another moment of its rest each time.

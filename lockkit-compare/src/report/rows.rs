@@ -129,6 +129,15 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("permit_p50", "one of 1 000 permits: acquire + release, p50", "µs", Better::Lower, |store| {
         store.permit.micros(0.5)
     });
+    if sheet.plan.takes(Step::Pair) {
+        let unit = "of a plain lock's";
+        let of = |sheet: &mut Sheet<'_>, id, title, rounds: fn(&Results) -> &Rounds| {
+            sheet.number(id, title, unit, Better::Lower, move |store| ratio(rounds(store), &store.pair));
+        };
+        of(sheet, "fifo_of_pair", "in order of arrival: acquire + release, p50", |store| &store.fifo);
+        of(sheet, "reader_of_pair", "a reader: acquire + release, p50", |store| &store.reader);
+        of(sheet, "permit_of_pair", "one of 1 000 permits: acquire + release, p50", |store| &store.permit);
+    }
     sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);
     sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
         Figure::median(store.many_keys.iter().copied())
@@ -173,6 +182,13 @@ fn hand_off(sheet: &mut Sheet<'_>) {
             ratio(&store.hand_off, &store.round_trip)
         });
     }
+    sheet.number(
+        "hand_off_in_order_p50",
+        "in order of arrival: release to acquired, p50",
+        "µs",
+        Better::Lower,
+        |store| store.hand_off_in_order.micros(0.5),
+    );
     sheet.number("idle_round_trip_p50", "bare round trip after the same pause, p50", "µs", Better::Neither, |store| {
         store.idle_round_trip.micros(0.5)
     });

@@ -72,7 +72,7 @@ async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
     match assignment.job {
         Job::Count(job) => count::run(job, store, orders).await,
         Job::Contend(job) => contend::run(job, store, orders).await,
-        Job::Take { key } => take::run(&key, store, orders).await,
+        Job::Take { key, in_order } => take::run(&key, in_order, store, orders).await,
         Job::Give { .. } | Job::Pairs { .. } => Err(Error::internal("only a peer does this job")),
         Job::Hold(job) => hold::run(job, store, orders).await,
         Job::Keep(job) => keep::run(job, store, orders).await,

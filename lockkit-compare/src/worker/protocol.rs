@@ -23,7 +23,7 @@ pub(crate) enum Job {
     /// Fights for a lock with several tasks.
     Contend(Contend),
     /// Takes and releases the lock each time that it is told to: `true` for once more, `false` for the end.
-    Take { key: String },
+    Take { key: String, in_order: bool },
     /// Of a peer: takes the lock when it is told to, and releases it when it is told to once more: `true`, or `false` for the end.
     Give { key: String },
     /// Of a peer: takes and releases the lock for so long each time that it is told to: `true` for once more, `false` for the end.

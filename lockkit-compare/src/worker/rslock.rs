@@ -21,7 +21,7 @@ pub(super) async fn work(job: Job, server: &str, mut orders: Orders) -> Result<A
     lock(format!("warm-up/{}", std::process::id())).take_and_give_back().await?;
     match job {
         Job::Contend(job) => contend_for(lock(job.key.clone()), job, orders).await,
-        Job::Take { key } => take_each_time(&lock(key), orders).await,
+        Job::Take { key, .. } => take_each_time(&lock(key), orders).await,
         Job::Give { key } => give_each_time(&lock(key), orders).await,
         Job::Pairs { key, slice } => {
             say(&Answer::Ready)?;

@@ -6,10 +6,11 @@ use super::{Answer, Orders};
 use crate::{error::Result, exclusive::Exclusive, plan::Plan};
 
 /// Takes the lock once for each order, until the one to end.
-pub(super) async fn run(key: &str, store: Option<&str>, orders: Orders) -> Result<Answer> {
+pub(super) async fn run(key: &str, in_order: bool, store: Option<&str>, orders: Orders) -> Result<Answer> {
     let locker = super::connect(store).await?;
     super::warm_up(&locker, key).await?;
-    take_each_time(&locker.lock(key).ttl(Plan::TTL), orders).await
+    let lock = locker.lock(key).ttl(Plan::TTL);
+    take_each_time(&if in_order { lock.fifo() } else { lock }, orders).await
 }
 
 /// The same with this lock, whoever it is from.
