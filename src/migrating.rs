@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, HolderInfo, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, SystemClock, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     migrate::Dual,
     store::{Reconnections, Record, Records, SingleFlight, Swap},
 };
@@ -81,19 +81,12 @@ impl Late {
         let unknown = StoreInfo {
             scheme: "late",
             name: "a store that could not be reached yet".into(),
-            capability: Capability {
-                shared: false,
-                permits: false,
-                fifo: false,
-                resume: Resume::None,
-                keeps: false,
-                downgrades: false,
-                waiting: Waiting::Poll,
+            capability: Capability::exclusive(
+                Waiting::Poll,
                 // Its leases may be of either kind: nothing may count on time to end them.
-                liveness: Liveness { ttl: None, session: Some(Duration::from_secs(20)) },
-                fencing: Fencing::BestEffort,
-                max_key_bytes: LockKey::MAX_BYTES,
-            },
+                Liveness { ttl: None, session: Some(Duration::from_secs(20)) },
+                Fencing::BestEffort,
+            ),
             clock: Arc::new(SystemClock),
             alarm: None,
             reconnections: Reconnections::default(),

@@ -2,6 +2,8 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use crate::LockKey;
+
 /// What a store can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
@@ -31,6 +33,39 @@ pub struct Capability {
     pub fencing: Fencing,
     /// The longest name, in bytes.
     pub max_key_bytes: usize,
+}
+
+impl Capability {
+    /// That of a store with exclusive locks in no order, and nothing else.
+    #[must_use]
+    pub const fn exclusive(waiting: Waiting, liveness: Liveness, fencing: Fencing) -> Self {
+        Self {
+            shared: false,
+            permits: false,
+            fifo: false,
+            resume: Resume::None,
+            keeps: false,
+            downgrades: false,
+            waiting,
+            liveness,
+            fencing,
+            max_key_bytes: LockKey::MAX_BYTES,
+        }
+    }
+
+    /// That of a store with all kinds of locks.
+    #[must_use]
+    pub const fn all_kinds(waiting: Waiting, liveness: Liveness, fencing: Fencing) -> Self {
+        Self {
+            shared: true,
+            permits: true,
+            fifo: true,
+            resume: Resume::UntilTtl,
+            keeps: true,
+            downgrades: true,
+            ..Self::exclusive(waiting, liveness, fencing)
+        }
+    }
 }
 
 /// How long an exclusive lease lasts that its client has let go of, for another to take it up. The later ones promise more.

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use self::lock::{Answer, AskedAt, LockState};
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
-    LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, Resume, StoreInfo, SystemClock, Waiting,
+    LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     store::{REFRESH, Reconnections, Record, Records, Swap, unpoisoned},
 };
 
@@ -55,18 +55,8 @@ impl MemoryStore {
     /// An empty store on a clock of one's own.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        let capability = Capability {
-            shared: true,
-            permits: true,
-            fifo: true,
-            resume: Resume::UntilTtl,
-            keeps: true,
-            downgrades: true,
-            waiting: Waiting::Notify,
-            liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=StoreInfo::LONGEST_TTL), session: None },
-            fencing: Fencing::Hybrid,
-            max_key_bytes: LockKey::MAX_BYTES,
-        };
+        let liveness = Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=StoreInfo::LONGEST_TTL), session: None };
+        let capability = Capability::all_kinds(Waiting::Notify, liveness, Fencing::Hybrid);
         let info = StoreInfo {
             scheme: "memory",
             name: "memory".into(),

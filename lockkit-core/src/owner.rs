@@ -20,7 +20,7 @@ use crate::{
 /// share one. A nested acquisition renews the lease, which checks that it is still held, keeps its fence, and shows
 /// the new count in the store. The lock is free when the last guard of the owner is gone, in whatever order they go.
 ///
-/// All guards of an owner share one lease, with the ttl, the renewal and the [`max_hold`](crate::Lock::max_hold) of the first
+/// All guards that an owner has of a lock share one lease (unless two of its tasks ask to read at the same moment), with the ttl, the renewal and the [`max_hold`](crate::Lock::max_hold) of the first
 /// acquisition. A nested acquisition that asks for others is refused as `InvalidInput`. What it does not set it takes as it is,
 /// except that a lock is to be renewed unless it is set to [`no_renewal`](crate::Lock::no_renewal): all have to say that, or none.
 ///
@@ -102,7 +102,7 @@ impl Owner {
         let mut held = unpoisoned(&self.held);
         if held.by_key.len() >= held.tidy_at && !held.by_key.contains_key(key) {
             // What nobody holds and nobody acquires is of no use any more.
-            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.leases().is_empty());
+            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_used());
             held.tidy_at = (held.by_key.len() * 2).max(64);
         }
         Arc::clone(held.by_key.entry(key.clone()).or_default())
@@ -112,7 +112,8 @@ impl Owner {
 impl Slot {
     /// Adds a hold to a lease that there is, if there is one.
     async fn nest(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
-        for lease in self.leases() {
+        // The latest first: that of a resumed lease comes after the one whose place it took.
+        for lease in self.leases().into_iter().rev() {
             if let Some(nested) = nest(engine, &lease, ask, limit).await? {
                 return Ok(Some(nested));
             }
@@ -125,6 +126,11 @@ impl Slot {
         leases.retain(|lease| lease.strong_count() > 0);
         leases.push(Arc::downgrade(lease));
         self.came.notify_waiters();
+    }
+
+    /// Whether something still keeps a lease.
+    fn is_used(&self) -> bool {
+        unpoisoned(&self.leases).iter().any(|lease| lease.strong_count() > 0)
     }
 
     /// Those that something still keeps.

@@ -32,7 +32,7 @@ impl Owner {
     /// The two sides of the readers-writer lock of this name, held by this owner.
     ///
     /// An owner that reads may read again, also while a writer waits, and one that writes may read and write again: such holds
-    /// share one lease, as those of [`lock`](Self::lock) do. **An owner that reads can't write**: it would wait for itself, and two that
+    /// share one lease, as those of [`lock`](Self::lock) do; two tasks that ask to read at the same moment may get one each. **An owner that reads can't write**: it would wait for itself, and two that
     /// read and wait to write would wait for each other for ever. It is refused, and has to release what it has for reading first.
     ///
     /// ```

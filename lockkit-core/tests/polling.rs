@@ -145,7 +145,7 @@ async fn a_lock_that_looks_free_and_is_not_to_be_had_is_not_asked_for_all_the_ti
     let guard = locker.lock("x").acquire().await?;
     assert!(start.elapsed() < pause + Duration::from_secs(1), "{:?}", start.elapsed());
     let asked = inspections.load(Ordering::SeqCst) + attempts.load(Ordering::SeqCst);
-    assert!(asked < 500, "{asked} requests in {pause:?}");
+    assert!(asked < 900, "{asked} requests in {pause:?}");
     drop(guard);
     Ok(())
 }

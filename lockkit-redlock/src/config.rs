@@ -21,6 +21,8 @@ pub struct RedlockConfig {
 impl RedlockConfig {
     /// The longest ttl by default.
     pub const MAX_TTL: Duration = StoreInfo::LONGEST_TTL;
+    /// The shortest ttl by default, for the shortest node timeout.
+    pub const SHORTEST_TTL: Duration = Self::SHORTEST_TIMEOUT.saturating_mul(4);
     /// The node timeout is never shorter by default.
     pub const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
     /// The node timeout is never longer by default.
@@ -85,7 +87,7 @@ impl RedlockConfig {
     /// The shortest ttl that leaves something of a lease when both rounds of an acquisition take as long as they may:
     /// two timeouts, drift, and a quarter of the ttl as the least useful validity.
     pub(crate) fn min_ttl(&self) -> Duration {
-        self.node_timeout.unwrap_or(Self::SHORTEST_TIMEOUT).saturating_mul(4)
+        self.node_timeout.map_or(Self::SHORTEST_TTL, |timeout| timeout.saturating_mul(4))
     }
 }
 

@@ -7,7 +7,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -56,12 +59,20 @@ struct PolledWaiter {
     mode: Mode,
     /// Its token, if it has a place in a queue at the store. Then its turn has come when it holds the lock.
     queued: Option<Token>,
-    freed: Arc<Notify>,
+    news: Arc<News>,
+}
+
+/// What the poller has to say to one that waits.
+#[derive(Debug, Default)]
+struct News {
+    freed: Notify,
+    /// Whether the lock was seen to be held meanwhile, or could not be asked for.
+    was_held: AtomicBool,
 }
 
 impl Engine {
-    /// Returns `true` when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for; `false`
-    /// after `limit`. Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is
+    /// Returns when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for, or
+    /// after `limit`. `true` says that it was seen to be free each time. Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is
     /// known by its token. For such a waiter this returns when it holds the lock; or when nobody holds it, for then the store has to
     /// be asked whose turn it is. If the store shows no queue, the waiter has no place in it.
     pub(super) async fn until_free(
@@ -70,17 +81,17 @@ impl Engine {
         (mode, queued): (Mode, Option<Token>),
         limit: Duration,
     ) -> bool {
-        let interest = PollGuard::new(self, key, PolledWaiter { mode, queued, freed: Arc::default() });
+        let interest = PollGuard::new(self, key, PolledWaiter { mode, queued, news: Arc::default() });
         self.start_polling();
         let freed = async {
-            while timeout(OVERDUE, interest.waiter.freed.notified()).await.is_err() {
+            while timeout(OVERDUE, interest.waiter.news.freed.notified()).await.is_err() {
                 // The poller may be on a runtime that nobody drives for now.
                 if self.poller.is_late(key) {
                     self.poll_once().await;
                 }
             }
         };
-        timeout(limit, freed).await.is_ok()
+        timeout(limit, freed).await.is_ok() && !interest.waiter.news.was_held.load(Ordering::Relaxed)
     }
 
     fn start_polling(self: &Arc<Self>) {
@@ -147,9 +158,13 @@ impl Poller {
                 state.holders.iter().filter_map(|holder| holder.token).min_by_key(|token| *token.as_bytes()),
             );
             let mut is_free = false;
-            for waiter in lock.waiters.iter().filter(|waiter| waiter.is_up(state)) {
-                is_free = true;
-                waiter.freed.notify_one();
+            for waiter in &lock.waiters {
+                if waiter.is_up(state) {
+                    is_free = true;
+                    waiter.news.freed.notify_one();
+                } else {
+                    waiter.news.was_held.store(true, Ordering::Relaxed);
+                }
             }
             if is_free || holders != lock.holders {
                 (lock.pause, lock.unchanged) = (FASTEST, 0);
@@ -176,7 +191,10 @@ impl Poller {
 
 impl Watched {
     fn wake_all(&self) {
-        self.waiters.iter().for_each(|waiter| waiter.freed.notify_one());
+        for PolledWaiter { news, .. } in &self.waiters {
+            news.was_held.store(true, Ordering::Relaxed);
+            news.freed.notify_one();
+        }
     }
 }
 
@@ -230,7 +248,7 @@ impl Drop for PollGuard<'_> {
     fn drop(&mut self) {
         let mut awaited = unpoisoned(&self.engine.poller.awaited);
         if let Some(lock) = awaited.locks.get_mut(self.key) {
-            if let Some(at) = lock.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.freed, &self.waiter.freed)) {
+            if let Some(at) = lock.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.news, &self.waiter.news)) {
                 lock.waiters.swap_remove(at);
             }
             if lock.waiters.is_empty() {

@@ -21,8 +21,8 @@ use crate::{
     Token, Waiting, store::PLACE,
 };
 
-/// After being misled so often in a row, a claim does not watch the lock for being free any more, but asks after growing pauses: a server that
-/// has just taken over from another grants nothing for a while, and shows no holder.
+/// After being misled so often in a row, a claim pauses before it looks at the lock again: a server that has just taken over from another
+/// grants nothing for a while, and shows no holder.
 const MISLED: u32 = 10;
 
 /// The longest wait that is asked of a store at once.
@@ -38,7 +38,7 @@ struct Acquisition<'a> {
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
-    /// How often in a row a lock looked free that could not be had.
+    /// How often in a row a lock looked free that was not held since it was refused.
     misled: u32,
     doubts: &'a mut Doubts,
     /// Until when an earlier request for the claim that is granted may take effect once more.
@@ -373,6 +373,8 @@ impl Acquisition<'_> {
             (Waiting::Poll, lapse) => {
                 let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse.saturating_add(Duration::from_millis(1)));
                 if self.misled >= MISLED {
+                    // It looks once more after the pause: others may hold the lock by then.
+                    self.misled -= 1;
                     let pause = self.backoff.pause().min(lapse).min(longest);
                     return Pause::For(self.within_limit(pause, now));
                 }

@@ -11,8 +11,7 @@ use std::{
 
 use super::{phase::Side, record::PhaseRecord, rules};
 use crate::{
-    Alarm, Capability, Error, ErrorKind, Fencing, Liveness, LockKey, LockStore, Moment, Result, Resume, StoreInfo,
-    Waiting,
+    Alarm, Capability, Error, ErrorKind, Fencing, Liveness, LockKey, LockStore, Moment, Result, StoreInfo, Waiting,
     store::{Reconnections, Record, Records, Swap, join_all, known_identity},
 };
 
@@ -60,19 +59,15 @@ impl Pair {
             scheme: "migrate",
             name: format!("migration from {} to {}", old.name, new.name).into(),
             capability: Capability {
-                shared: false,
-                permits: false,
-                fifo: false,
-                resume: Resume::None,
-                keeps: false,
-                downgrades: false,
-                waiting: if polls { Waiting::Poll } else { Waiting::Notify },
-                liveness: Liveness {
-                    ttl: Some(shortest..=longest),
-                    session: of_old.liveness.session.max(of_new.liveness.session),
-                },
-                fencing: weaker(of_old.fencing, of_new.fencing),
                 max_key_bytes: of_old.max_key_bytes.min(of_new.max_key_bytes),
+                ..Capability::exclusive(
+                    if polls { Waiting::Poll } else { Waiting::Notify },
+                    Liveness {
+                        ttl: Some(shortest..=longest),
+                        session: of_old.liveness.session.max(of_new.liveness.session),
+                    },
+                    weaker(of_old.fencing, of_new.fencing),
+                )
             },
             clock: Arc::clone(&old.clock),
             alarm: Alarm::of_both(old.alarm.as_ref(), new.alarm.as_ref()),

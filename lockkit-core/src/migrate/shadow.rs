@@ -28,8 +28,9 @@ use crate::{
 /// How many leases one client has in the shadow at once, with those that it is about to give back. A store that does not answer must
 /// not fill the memory.
 const MOST: usize = 4096;
-/// How often a release is repeated that was not answered.
+/// How often a release is repeated that was not answered; where no time ends a lease, with growing pauses up to the longest.
 const AGAIN: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What a client has at the new store in the shadow.
 ///
@@ -87,12 +88,13 @@ impl Shadow {
         };
         let (renewals, renewed) = watch::channel(ttl);
         let (store, answers) = (Arc::clone(store), Arc::clone(&self.answers));
-        let follower = Follower { store, answers, claim: claim.clone(), holder: holder(), id: self.id };
+        let (claim, room) = (claim.clone(), Arc::clone(&self.room));
+        let (token, follower) = (claim.token, Follower { store, answers, room, claim, holder: holder(), id: self.id });
         let followed = home.spawn(async move {
             follower.run(renewed).await;
             drop(place);
         });
-        leases.insert(claim.token, ShadowLease { renewals, followed });
+        leases.insert(token, ShadowLease { renewals, followed });
     }
 
     /// Gives back what follows a lease, in the background.
@@ -117,10 +119,18 @@ impl Shadow {
     }
 }
 
+impl Drop for Shadow {
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}
+
 /// Takes and gives back a lease of the new store.
 struct Follower {
     store: Arc<dyn LockStore>,
     answers: Arc<Answers>,
+    /// Closed when the migration is not used any more.
+    room: Arc<Semaphore>,
     claim: Claim,
     holder: HolderInfo,
     id: Token,
@@ -181,12 +191,19 @@ impl Follower {
         }
     }
 
-    /// Releases it, and again until that is answered or the lease has lapsed, which only those do that end by time: in both stores it would be
-    /// in the way.
+    /// Releases it, and again until that is answered: in both stores it would be in the way. Leases that end by time have lapsed then; any
+    /// other is released until the store answers, or goes with its session when the migration is not used any more.
     async fn give_back(&self, ttl: Duration) {
-        let (lapses, lapse) = (self.store.info().capability.liveness.session.is_none(), Instant::now() + 2 * ttl);
-        while self.store.release(&self.claim).await.is_err() && !(lapses && Instant::now() >= lapse) {
-            sleep(AGAIN).await;
+        let lapse = self.store.info().capability.liveness.session.is_none().then(|| Instant::now() + 2 * ttl);
+        let mut pause = AGAIN;
+        while self.store.release(&self.claim).await.is_err() {
+            if lapse.map_or(self.room.is_closed(), |lapse| Instant::now() >= lapse) {
+                return;
+            }
+            sleep(pause).await;
+            if lapse.is_none() {
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
-    Release, Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
+    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
     store::{Background, Reconnections, Records, operation_bound},
 };
 
@@ -44,8 +44,6 @@ use crate::{
     },
 };
 
-const MAX_TTL: Duration = StoreInfo::LONGEST_TTL;
-
 /// A lock store in a table of a MySQL or MariaDB server.
 pub struct MySqlStore {
     pub(crate) info: StoreInfo,
@@ -62,6 +60,14 @@ pub struct MySqlStore {
 }
 
 impl MySqlStore {
+    /// What a store can do that has both tables, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
+    /// connected store can do.
+    pub const CAPABILITY: Capability = Capability::all_kinds(
+        Waiting::Poll,
+        Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=StoreInfo::LONGEST_TTL), session: None },
+        Fencing::Hybrid,
+    );
+
     /// Connects, and checks that the server and the table can keep locks. The table is made if it is missing and
     /// [`create`](MySqlConfig::create) allows it.
     ///
@@ -78,9 +84,8 @@ impl MySqlStore {
         let at = |e: Error, store: &Self| e.at("connect", None, &store.info.name);
         let mut warnings = store.check(&config).await.map_err(|e| at(e, &store))?;
         let no_claims = store.check_claims(&config).await.map_err(|e| at(e, &store))?;
-        let Capability { shared, permits, fifo, downgrades, .. } = &mut store.info.capability;
-        for kind in [shared, permits, fifo, downgrades] {
-            *kind = no_claims.is_none();
+        if no_claims.is_none() {
+            store.info.capability = Self::CAPABILITY;
         }
         warnings.extend(no_claims);
         store.info.warnings = warnings.into();
@@ -116,17 +121,13 @@ impl MySqlStore {
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),
+            // The others need a second table.
             capability: Capability {
                 shared: false,
                 permits: false,
                 fifo: false,
-                resume: Resume::UntilTtl,
-                keeps: true,
                 downgrades: false,
-                waiting: Waiting::Poll,
-                liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=MAX_TTL), session: None },
-                fencing: Fencing::Hybrid,
-                max_key_bytes: LockKey::MAX_BYTES,
+                ..Self::CAPABILITY
             },
             clock: config.clock,
             alarm: None,

@@ -10,12 +10,10 @@ use std::{
 };
 
 use lockkit_core::{
-    Claim, Mode, Renewal, Token,
+    Claim, Mode, Renewal, StoreInfo, Token,
     store::{PLACE, unpoisoned},
 };
 use tokio::time::Instant;
-
-use crate::store::MAX_TTL;
 
 /// How many claims are remembered that asked in an order.
 const REMEMBERED: usize = 1 << 16;
@@ -43,14 +41,14 @@ impl Ordered {
                 claims.clear();
             }
         }
-        claims.insert(token, now + ttl.clamp(PLACE, MAX_TTL)).is_none()
+        claims.insert(token, now + ttl.clamp(PLACE, StoreInfo::LONGEST_TTL)).is_none()
     }
 
     /// Takes note that these leases go on.
     pub(crate) fn extended<'a>(&self, renewals: impl Iterator<Item = &'a Renewal>) {
         let (mut claims, now) = (unpoisoned(&self.claims), Instant::now());
         for Renewal { claim, ttl, .. } in renewals {
-            claims.entry(claim.token).and_modify(|ends| *ends = now + (*ttl).min(MAX_TTL));
+            claims.entry(claim.token).and_modify(|ends| *ends = now + (*ttl).min(StoreInfo::LONGEST_TTL));
         }
     }
 

@@ -18,6 +18,7 @@ use crate::support::{
 };
 
 tests! {
+    what_a_store_can_do_is_known_without_a_server
     a_waiter_that_is_gone_costs_the_rest_of_its_place
     a_place_that_comes_after_its_release_is_found_by_the_next
     a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_release
@@ -445,4 +446,8 @@ async fn what_is_left_of_claims_is_removed(ctx: Arc<Ctx>) {
     assert_eq!(left[0][0].as_deref(), Some("1"));
     let states = store.inspect(&Query::Keys(vec![kept.key.clone()])).await.expect("inspect");
     assert_eq!(states[0].holders.len(), 1);
+}
+
+async fn what_a_store_can_do_is_known_without_a_server(ctx: Arc<Ctx>) {
+    assert_eq!(ctx.store().await.info().capability, MySqlStore::CAPABILITY);
 }

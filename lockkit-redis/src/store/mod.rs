@@ -14,8 +14,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockStore, Query, Release, Renewal,
+    Renewed, Result, StoreInfo, Waiting,
     store::{Reconnections, Records, operation_bound},
 };
 
@@ -36,6 +36,10 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
+    /// What a store of one server can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
+    /// connected store can do.
+    pub const CAPABILITY: Capability = can(StoreInfo::LONGEST_TTL);
+
     /// Connects, and checks that the server can keep locks.
     ///
     /// # Errors
@@ -74,18 +78,7 @@ impl RedisStore {
         let info = StoreInfo {
             scheme,
             name: config.display_name().into(),
-            capability: Capability {
-                shared: true,
-                permits: true,
-                fifo: true,
-                resume: Resume::UntilTtl,
-                keeps: true,
-                downgrades: true,
-                waiting: Waiting::Notify,
-                liveness: Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=config.max_ttl), session: None },
-                fencing,
-                max_key_bytes: LockKey::MAX_BYTES,
-            },
+            capability: Capability { fencing, ..can(config.max_ttl) },
             clock: Arc::clone(&config.clock),
             alarm: alarm.clone(),
             reconnections: Reconnections::default(),
@@ -150,4 +143,10 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore").field("name", &self.info.name).field("names", &self.names).finish_non_exhaustive()
     }
+}
+
+/// The capability of a store on one server with this longest ttl.
+const fn can(max_ttl: Duration) -> Capability {
+    let liveness = Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=max_ttl), session: None };
+    Capability::all_kinds(Waiting::Notify, liveness, Fencing::Hybrid)
 }

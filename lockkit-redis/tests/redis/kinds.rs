@@ -646,3 +646,8 @@ async fn an_error_with_the_next_in_the_queue_takes_no_grant_back() {
     granted(attempt(&store, &next).await.expect("the same claim again"));
     free(&store, &next).await;
 }
+
+#[tokio::test]
+async fn what_a_store_can_do_is_known_without_a_server() {
+    assert_eq!(Server::start().await.store().await.info().capability, lockkit_redis::RedisStore::CAPABILITY);
+}

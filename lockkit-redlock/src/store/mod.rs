@@ -34,6 +34,17 @@ pub struct RedlockStore {
 }
 
 impl RedlockStore {
+    /// What a quorum of Redis servers can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
+    /// connected store can do.
+    pub const CAPABILITY: Capability = Capability {
+        resume: Resume::UntilTtl,
+        ..Capability::exclusive(
+            Waiting::Notify,
+            Liveness { ttl: Some(RedlockConfig::SHORTEST_TTL..=RedlockConfig::MAX_TTL), session: None },
+            Fencing::BestEffort,
+        )
+    };
+
     /// A quorum over `nodes`, which should be independent of each other: no replicas, no shared machine or disk.
     ///
     /// # Errors
@@ -155,18 +166,14 @@ fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
     let wake = nodes.iter().any(|node| can_wake(node.store().info().capability.waiting));
     let outlasts = nodes.iter().all(|node| node.store().info().capability.resume == Resume::UntilTtl);
     let longest_key = nodes.iter().map(|node| node.store().info().capability.max_key_bytes).min();
+    let waiting = if wake { Waiting::Notify } else { Waiting::Poll };
+    let liveness = Liveness { ttl: Some(shortest..=longest), session: decisive_session(nodes) };
+    let fencing = if nodes.iter().all(Node::is_durable) { Fencing::Strict } else { Fencing::BestEffort };
     Ok(Capability {
-        shared: false,
-        permits: false,
-        fifo: false,
         // A grant may rest on a bare majority, and one node of it that forgets is one too many.
         resume: if outlasts { Resume::UntilTtl } else { Resume::None },
-        keeps: false,
-        downgrades: false,
-        waiting: if wake { Waiting::Notify } else { Waiting::Poll },
-        liveness: Liveness { ttl: Some(shortest..=longest), session: decisive_session(nodes) },
-        fencing: if nodes.iter().all(Node::is_durable) { Fencing::Strict } else { Fencing::BestEffort },
         max_key_bytes: longest_key.unwrap_or_default(),
+        ..Capability::exclusive(waiting, liveness, fencing)
     })
 }
 

@@ -195,3 +195,9 @@ async fn a_restart_policy_takes_the_vote_of_any_store() {
     hold_soon(&second, &claim("a")).await;
     assert!(!is_held(&first, &mine).await);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_quorum_can_do_is_known_without_a_server() {
+    let store = Cluster::start(3).await.nodes().config(RedlockConfig::new()).connect().await.expect("connect");
+    assert_eq!(store.info().capability, RedlockStore::CAPABILITY);
+}

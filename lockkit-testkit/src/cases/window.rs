@@ -200,7 +200,7 @@ async fn of_many_hosts_one_does_the_job(ctx: Ctx) -> CaseResult {
             assert_eq!(guard.release().await?, Outcome::Released);
         }
     }
-    assert_eq!(done, 1, "so many of {HOSTS} did the job");
+    assert_eq!(done, 1, "{done} of {HOSTS} hosts did the job");
     for job in &jobs {
         assert!(job.try_acquire().await?.is_none(), "one did the job again in its window");
     }

@@ -19,8 +19,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, Resume, StoreInfo, Waiting,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockStore, Query, Release, Renewal,
+    Renewed, Result, Resume, StoreInfo, Waiting,
     store::{Reconnections, Records},
 };
 
@@ -36,6 +36,10 @@ pub struct ZkStore {
 }
 
 impl ZkStore {
+    /// What a store can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
+    /// connected store can do.
+    pub const CAPABILITY: Capability = can(ZkConfig::SESSION);
+
     /// Connects.
     ///
     /// # Errors
@@ -64,18 +68,7 @@ impl ZkStore {
         let info = StoreInfo {
             scheme: "zk",
             name: config.display_name().into(),
-            capability: Capability {
-                shared: true,
-                permits: true,
-                fifo: true,
-                resume: Resume::WhileSession,
-                keeps: true,
-                downgrades: true,
-                waiting: Waiting::Queue,
-                liveness: Liveness { ttl: None, session: Some(config.session) },
-                fencing: Fencing::Strict,
-                max_key_bytes: LockKey::MAX_BYTES,
-            },
+            capability: can(config.session),
             clock: config.clock.clone(),
             alarm: Some(alarm.clone()),
             reconnections: Reconnections::default(),
@@ -129,4 +122,10 @@ impl fmt::Debug for ZkStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZkStore").field("sessions", &self.sessions).finish_non_exhaustive()
     }
+}
+
+/// The capability of a store with sessions of this length.
+const fn can(session: Duration) -> Capability {
+    let liveness = Liveness { ttl: None, session: Some(session) };
+    Capability { resume: Resume::WhileSession, ..Capability::all_kinds(Waiting::Queue, liveness, Fencing::Strict) }
 }

@@ -346,3 +346,8 @@ async fn what_nobody_takes_up_ends_when_its_ttl_is_over() {
     sleep(ttl / 4).await;
     taken_up.renew().await.expect("whoever took it up has it still");
 }
+
+#[tokio::test]
+async fn what_a_store_can_do_is_known_without_a_server() {
+    assert_eq!(Server::start().await.store().await.info().capability, ZkStore::CAPABILITY);
+}
