@@ -55,7 +55,7 @@ safeguards! {
         by "lockkit-mysql/mysql::mariadb::those_that_leave_a_queue_at_once_leave_connections_for_renewals";
     own_connections in "lockkit-mysql/src/client/idle.rs"
         "Runtimes that share a store keep their connections"
-        "let is_in_the_way = «idle.len() > free»" => "true"
+        "(«idle.len() > free»).then(|| idle.remove(0))" => "!idle.is_empty()"
         by "lockkit-mysql/mysql::mariadb::two_runtimes_keep_their_connections";
     swept_claims in "lockkit-mysql/src/store/gc.rs"
         "The removal of what is unused reads no claims beside its page"

@@ -16,10 +16,6 @@ use crate::client::{
     raw::{LONGEST_WAIT, RawConnection},
 };
 
-/// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
-/// that was the primary may have become a replica.
-pub(crate) const UNPROVEN: Duration = Duration::from_secs(5);
-
 /// Where connections go when they are no longer in use.
 pub(crate) struct Idle {
     connections: Mutex<Vec<(RawConnection, u64)>>,
@@ -52,15 +48,14 @@ impl Idle {
     }
 
     /// The connection of this runtime that was used last, whose caches are warm, and how many had broken by then. If there is none, and
-    /// there is no room for another one beside those that are idle, one of another runtime is closed. So is one that was not used for long:
-    /// that runtime may have ended. `free` says for how many connections the rights are not taken.
+    /// there is no room for another one beside those that are idle, the oldest of another runtime is closed. `free`: the number of connections
+    /// to which nobody has the right.
     pub(crate) fn pop(&self, runtime: Id, free: usize) -> Option<(RawConnection, u64)> {
         let mut idle = unpoisoned(&self.connections);
         if let Some(at) = idle.iter().rposition(|(raw, _)| raw.is_of(runtime)) {
             return Some(idle.remove(at));
         }
-        let is_in_the_way = idle.len() > free || idle.first().is_some_and(|(oldest, _)| !oldest.is_proven(UNPROVEN));
-        let foreign = (is_in_the_way && !idle.is_empty()).then(|| idle.remove(0));
+        let foreign = (idle.len() > free).then(|| idle.remove(0));
         drop(idle);
         drop(foreign);
         None

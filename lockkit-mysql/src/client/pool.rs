@@ -22,15 +22,18 @@ use crate::{
     client::{
         connection::{Bound, Connection},
         identify,
-        idle::{Idle, UNPROVEN},
+        idle::Idle,
         raw::{RawConnection, Replicas},
     },
     config::MySqlConfig,
     wire::error::{self, Sent},
 };
 
+/// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
+/// that was the primary may have become a replica.
+const UNPROVEN: Duration = Duration::from_secs(5);
 /// How often an operation that waits for a connection looks whether the time of one in doubt is over, and one that waits for a slot at
-/// a row whether there is one that it did not hear of.
+/// a row whether a slot has become free without its hearing of it.
 pub(crate) const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 /// Which connections an operation may use.

@@ -133,8 +133,8 @@ impl Sweeper {
         Some(cursor.after)
     }
 
-    /// Removes what is unused on a page, of which the claims are those between its first and its last row: in a table where many locks are
-    /// shared, to look for those that lapsed would else read all that live.
+    /// Removes what is unused on a page. Claims that lapsed are looked for on this page alone: in a table with many shared locks the search
+    /// would else read all living ones.
     async fn sweep_page(&self, connection: &mut Connection, start: u64, has_claims: bool) -> Result<()> {
         let page = self.remove_page(connection, WEEK, start).await?;
         // The first page follows the last.
