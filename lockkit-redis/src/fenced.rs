@@ -15,9 +15,9 @@
 //! # guard.release().await?; Ok(()) }
 //! ```
 //!
-//! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, and which write was the last at
-//! `<key>:last-write`, both without expiry. By that, a write that was given up on its way and arrives after later ones of the same holder
-//! undoes none of them, as far as one [`RedisResource`] and its clones have sent them.
+//! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, and the number of the last write at
+//! `<key>:last-write`, both without expiry. A write that was given up on its way may arrive after later ones of the same holder. By its number
+//! it undoes none of them, as long as one [`RedisResource`] and its clones sent them all. A user whose rights name keys needs all three.
 //!
 //! The key must not be that of a lock, which it could be if locks have an empty prefix.
 //! Whoever changes the value must do it through the script: a plain `SET` asks for no fence. From another client, or to
@@ -53,7 +53,8 @@ use crate::{
 };
 
 /// The script: `KEYS` are the key of the value and that of its fence, `ARGV` the fence in decimal and, to write, the
-/// new value. To number the writes of a client, add the key of the last write, a name for the client without blanks, and the number. It returns an empty string if the holder is admitted, else the highest fence that was seen.
+/// new value. To number the writes of a client, add the key of the last write, a name for the client without blanks, and the
+/// number. It returns an empty string if the holder is admitted, else the highest fence that was seen.
 pub const SCRIPT: &str = scripts::FENCED_CODE;
 
 /// The script of a reader's claim: `KEYS` is the key of the value's fence, `ARGV` the reader's fence in decimal. It returns an

@@ -121,8 +121,12 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             }
             requests.add_command(script);
         }
-        let replies = connection.run_all(&requests, store.timeout, Sent::ReadOnly).await?;
-        let sharers = sharers_at(store, &connection, &locks, each).await;
+        // Both are sent at once, in this order, so that they take one round trip.
+        let (replies, sharers) = tokio::join!(
+            connection.run_all(&requests, store.timeout, Sent::ReadOnly),
+            sharers_at(store, &connection, &locks, each)
+        );
+        let replies = replies?;
         let odd = || error::odd_reply(Sent::ReadOnly);
         let mut replies = replies.into_iter();
         // Asking for subscribers is a permission of its own, and not worth failing for.

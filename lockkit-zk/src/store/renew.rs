@@ -312,8 +312,8 @@ async fn mind(minded: Minded, watch: Watched) {
     session.update(&token, |claimed| {
         let is_held = matches!(&claimed.stage, Stage::Held(held, _) if *held == node);
         deleted = is_held && event == zk::EventType::NodeDeleted;
-        // A lease that takes the place writes to the node before it deletes it, and a watch tells of one thing only. The holder's own
-        // writes are under way until they are answered.
+        // A lease that takes the place writes to the node before it deletes it, and a watch tells of one thing only. While a write of the
+        // holder is not answered, `written` is false: such an event is its own.
         touched = is_held && event == zk::EventType::NodeDataChanged && claimed.written && !claimed.releasing;
         // Its release may be repeated, and has to find it as it was.
         if deleted && !claimed.releasing {

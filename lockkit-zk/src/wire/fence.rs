@@ -166,7 +166,7 @@ pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
 }
 
 /// The record that makes all later grants higher than `floor`, if it has to be written, while the holder made by `czxid` holds the lock.
-/// One that holds it alone says the first fence behind its own.
+/// `own_end`: the first fence behind those of the holder, if it holds the lock alone; else `None`.
 ///
 /// # Errors
 /// As for [`grant`].

@@ -86,8 +86,8 @@ while at <= #ARGV do
         answer = fence
       else
         fence = fence - more
-        -- A counter that is new (before 2001 by the clock), or not above the floor. Or that has come to the next thousand seconds: it may be ahead of
-        -- the clock, and outrun it, and is to last until that is beyond it.
+        -- A counter that is new (before 2001 by the clock), or not above the floor. A counter may be ahead of the clock, too: each time it passes a
+        -- multiple of 10^9, its expiry is set again, so that it outlasts its own fences.
         if fence < 1e15 or fence < least or (fence + more) % 1e9 <= more then
           local time = pcall('TIME')
           if time.err then
