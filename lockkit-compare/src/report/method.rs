@@ -83,7 +83,8 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         &[Group::HandOff],
         "from the call of `release` in one process to the moment when a waiter in another has the lock, on the clock that both share \
          (`CLOCK_BOOTTIME`). The waiter is known to wait before the lock is released, so that all who take part have been idle for some \
-         milliseconds and must be woken by their systems; a bare round trip after the same pause tells how much of the time that is.",
+         milliseconds and must be woken by their systems; a bare round trip after the same pause tells how much of the time that is. In order of \
+         arrival: both ask for the lock in that order, for a fourth of the time.",
     ),
     (
         "The holder is gone",
