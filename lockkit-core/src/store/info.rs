@@ -71,11 +71,13 @@ impl StoreInfo {
         if request.keeps && (request.from.is_none() || request.claim.mode != Mode::Exclusive) {
             return Err(Error::invalid("a lock is kept in the place of an exclusive lease"));
         }
-        let longest = match &self.capability.liveness.ttl {
-            Some(range) if request.keeps && request.ttl <= Self::LONGEST_KEPT => *range.end(),
-            _ => request.ttl,
+        let ttl = match &self.capability.liveness.ttl {
+            Some(range) if request.keeps && request.ttl <= Self::LONGEST_KEPT => request.ttl.min(*range.end()),
+            // What is left of a window may be shorter than a lease.
+            None if request.keeps => request.ttl.max(Self::SHORTEST_TTL),
+            Some(_) | None => request.ttl,
         };
-        self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest))
+        self.admit_terms(request.claim.mode, request.order, ttl)
     }
 
     /// The same for the mode of a claim that is renewed or released.
