@@ -35,7 +35,7 @@ use sqlx::{MySql, Row, Transaction};
 use crate::wire::{
     error::{self, Sent},
     statements::{Text, text},
-    value::literal,
+    terms::literal,
 };
 
 /// The table of the highest fences.

@@ -8,7 +8,7 @@ use lockkit_core::{ClockOffset, Effect, ErrorKind, Finding, LockStore, Result, s
 use crate::{
     client::node::Node,
     config::RedlockConfig,
-    store::{RedlockStore, even},
+    store::{RedlockStore, check::even},
     wire::{error::NodeErrors, votes::majority},
 };
 

@@ -111,7 +111,7 @@ safeguards! {
     // Records, and leases that outlive their clients.
     record_answer in RECORDS
         "A record was changed only if the answer is the one to that question"
-        "match (done.rows_affected(), «value::is_answer(&done, question)») {" => "done.rows_affected() < 2"
+        "match (done.rows_affected(), «terms::is_answer(&done, question)») {" => "done.rows_affected() < 2"
         by "lockkit-mysql/mysql::mariadb::a_change_of_a_record_is_not_taken_for_the_one_before";
     row_number in RAW
         "No question has a number that a row can have"

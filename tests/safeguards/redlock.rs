@@ -111,7 +111,7 @@ safeguards! {
         "if «!self.is_done» {" => "false"
         by "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends";
     // Records, and leases that outlive their clients.
-    resume_redlock in INFO
+    resume_redlock in "lockkit-redlock/src/store/check.rs"
         "Where one node ends leases with the session, no lease outlives its client"
         "let outlasts = «nodes.iter().all(|node| node.store().info().capability.resume == Resume::UntilTtl)»;" => "true"
         by "lockkit-redlock/redlock::misuse::where_one_node_has_sessions_no_lease_outlives_its_client";

@@ -16,7 +16,7 @@ const WAIT: &str = "lockkit-zk/src/store/wait.rs";
 const DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
 const IN_PLACE: &str = "lockkit-zk/src/store/in_place.rs";
 const WINDOWS: &str = "lockkit-zk/src/client/windows.rs";
-const TAKE_OVER: &str = "lockkit-zk/src/store/take_over.rs";
+const REPLACE: &str = "lockkit-zk/src/store/replace.rs";
 const RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 safeguards! {
@@ -152,7 +152,7 @@ safeguards! {
         "The place of a lease is taken only as it was seen: its holder may raise the fences of the lock"
         "version, seen: «stat.version» }" => "-1"
         by "lockkit-zk/zk::downgrades::what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_meanwhile";
-    zk_place_of_a_writer in TAKE_OVER
+    zk_place_of_a_writer in REPLACE
         "A reader that was a writer raises the fences from the writer's place in the queue"
         "let node = Node { name, czxid: «giver.czxid», sequence };" => "giver.czxid + 1000"
         by "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers";

@@ -48,7 +48,7 @@ impl Backlog {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Keeps a release that ended with its runtime until there is [another one](super::Engine::take_over).
+    /// Keeps a release that ended with its runtime until there is [another one](super::Engine::adopt_work).
     pub(super) fn leave(&self, pending: PendingRelease) {
         let mut left = unpoisoned(&self.left);
         left.push(pending);

@@ -133,7 +133,7 @@ impl Engine {
         self.closing.notify_waiters();
         let drained = async {
             loop {
-                self.take_over();
+                self.adopt_work();
                 self.outstanding.drained().await;
                 // A release whose runtime has ended meanwhile lies there, or is being taken over.
                 if !self.backlog.has_left() && self.outstanding.count() == 0 {

@@ -314,7 +314,7 @@ impl Engine {
     }
 
     /// Has those releases tried again whose runtime has ended before they were answered.
-    pub(super) fn take_over(self: &Arc<Self>) {
+    pub(super) fn adopt_work(self: &Arc<Self>) {
         // Counted from before they are taken out, so that a shutdown misses none.
         let _taking = BackgroundTask::new(self);
         for mut pending in self.backlog.take_left() {

@@ -137,7 +137,7 @@ impl Engine {
 
     /// Looks after what is due; says until when nothing will be, or `None` if there may be more.
     fn serve(self: &Arc<Self>) -> Option<Moment> {
-        self.take_over();
+        self.adopt_work();
         let now = self.now();
         let due = match self.timers.take_due(now) {
             Ok(due) => due,

@@ -27,7 +27,7 @@ use crate::{
         error::{self, Sent},
         order,
         statements::{self, Statement},
-        value::Question,
+        terms::Question,
     },
 };
 

@@ -34,7 +34,7 @@ use crate::wire::{
     error::{self, Sent},
     row::column,
     settings, statements,
-    value::{FIRST_QUESTION, Question},
+    terms::{FIRST_QUESTION, Question},
 };
 
 /// No statement on a lock waits longer than this at the server for one thing: for a table and then a row, as [`SETUP`] says, or for

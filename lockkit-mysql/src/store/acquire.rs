@@ -14,7 +14,7 @@ use crate::{
     store::{MySqlStore, named_lock_queue::QueueTurn, renew},
     wire::{
         row,
-        value::{LockedRow, RenewalTerms, check_floor, microseconds},
+        terms::{LockedRow, RenewalTerms, check_floor, microseconds},
     },
 };
 

@@ -8,7 +8,7 @@ use crate::{
     wire::{
         name::to_column,
         statements::{Statement, over_fence},
-        value::{MAX_FENCE, microseconds},
+        terms::{MAX_FENCE, microseconds},
     },
 };
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;
+mod check;
 pub(crate) mod gc;
 pub(crate) mod grants;
 pub(crate) mod inspect;
@@ -21,24 +22,22 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Error, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Waiting,
     store::{Background, Reconnections, Records, operation_bound},
 };
 
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::{ConnectionClass, Pool},
+        pool::Pool,
         raw::Replicas,
-        settings::of_server,
     },
     config::MySqlConfig,
     store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues, ordered::Ordered, row_slots::RowSlots},
     wire::{
         name::{quoted_table, to_column},
         row::LockRow,
-        settings,
         statements::Statements,
         table::of_claims,
     },
@@ -82,8 +81,8 @@ impl MySqlStore {
     pub async fn connect(config: MySqlConfig) -> Result<Self> {
         let mut store = Self::new(config.clone())?;
         let at = |e: Error, store: &Self| e.at("connect", None, &store.info.name);
-        let mut warnings = store.check(&config).await.map_err(|e| at(e, &store))?;
-        let no_claims = store.check_claims(&config).await.map_err(|e| at(e, &store))?;
+        let mut warnings = check::check(&store, &config).await.map_err(|e| at(e, &store))?;
+        let no_claims = check::no_claims(&store, &config).await.map_err(|e| at(e, &store))?;
         if no_claims.is_none() {
             store.info.capability = Self::CAPABILITY;
         }
@@ -173,27 +172,6 @@ impl MySqlStore {
     pub async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
         let removed = self.sweeper.remove_unused(unused_for, self.info.capability.shared).await;
         removed.map_err(|e| e.at("remove unused", None, &self.info.name))
-    }
-
-    async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
-        let mut connection = self.pool.first_connection(config, Bound::new(self.timeout)).await?;
-        let warnings = Finding::admit(&settings::judge(&of_server(&mut connection).await?))?;
-        if config.create {
-            schema::create_if_missing(&mut connection, config).await?;
-        }
-        schema::check_table(&mut connection, config).await?;
-        Ok(warnings)
-    }
-
-    /// Why claims can't be kept, if they can't.
-    async fn check_claims(&self, config: &MySqlConfig) -> Result<Option<String>> {
-        // A refusal closes the connection.
-        let connection = || self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout));
-        let mut why = schema::no_claims(&mut connection().await?, config).await?;
-        if why.is_some() && config.create && schema::create_claims(&mut connection().await?, config).await? {
-            why = schema::no_claims(&mut connection().await?, config).await?;
-        }
-        Ok(why.map(|why| why.in_words()))
     }
 }
 

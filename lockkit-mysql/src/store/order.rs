@@ -26,7 +26,7 @@ use crate::{
         mode,
         row::{self, column},
         settings,
-        value::{LockedRow, MAX_FENCE, RenewalTerms},
+        terms::{LockedRow, MAX_FENCE, RenewalTerms},
     },
 };
 

@@ -17,7 +17,7 @@ use crate::{
         error::{self, Sent},
         name::record_to_column,
         row::{column, only_row},
-        value,
+        terms,
     },
 };
 
@@ -53,7 +53,7 @@ impl MySqlStore {
                     set.bind(question).bind(&name).bind(text(seen))
                 };
                 let (done, question) = connection.execute(statement, None).await?;
-                match (done.rows_affected(), value::is_answer(&done, question)) {
+                match (done.rows_affected(), terms::is_answer(&done, question)) {
                     (1, true) => return Ok(Swap::Done),
                     (0, true) => {}
                     _ => return Err(connection.out_of_step(Sent::Yes)),

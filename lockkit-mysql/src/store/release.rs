@@ -5,7 +5,7 @@ use lockkit_core::{Claim, Error, Mode, Release, Result, store::Sent};
 use crate::{
     client::{connection::Bound, pool::ConnectionClass},
     store::{MySqlStore, inspect},
-    wire::{name::to_column, row::why_not, value},
+    wire::{name::to_column, row::why_not, terms},
 };
 
 /// Ends a lease.
@@ -37,16 +37,16 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     // Nobody has to wait for a release that was given up: another one does the same.
     let (done, question) = connection.execute(statement, None).await?;
     match done.rows_affected() {
-        1 if value::is_answer(&done, question) => {
+        1 if terms::is_answer(&done, question) => {
             drop(named_lock);
             store.ordered.forget(&claim.token);
             Ok(Release::Released { waiters: None })
         }
-        0 if value::is_answer(&done, question) && is_ordered => {
+        0 if terms::is_answer(&done, question) && is_ordered => {
             // It may have become one of those that share the lock, or others wait.
             store.end_in_order(&mut connection, claim).await
         }
-        0 if value::is_answer(&done, question) => {
+        0 if terms::is_answer(&done, question) => {
             let has_claims = store.info.capability.fifo;
             let found = inspect::read(store, &mut connection, &[&claim.key], has_claims).await;
             let found = found.map_err(Error::unknown_effect)?.into_values().next();

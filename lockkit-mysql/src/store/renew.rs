@@ -30,7 +30,7 @@ use crate::{
         row::{LockRow, StoredLease, why_not},
         size::Size,
         statements::Statement,
-        value::{LockedRow, Question, RenewalTerms, check_floor, is_answer, microseconds},
+        terms::{LockedRow, Question, RenewalTerms, check_floor, is_answer, microseconds},
     },
 };
 

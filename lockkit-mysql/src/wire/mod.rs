@@ -9,4 +9,4 @@ pub(crate) mod settings;
 pub(crate) mod size;
 pub(crate) mod statements;
 pub(crate) mod table;
-pub(crate) mod value;
+pub(crate) mod terms;

@@ -31,7 +31,7 @@ use crate::wire::{
     name::to_column,
     settings::WRITABLE,
     statements::{LAPSED, Statements},
-    value::{LockedRow, Question, RenewalTerms, literal, microseconds},
+    terms::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
 /// So many claims are let in by one transaction at most. The others follow with the next one.

@@ -15,7 +15,7 @@ use crate::wire::{
     mode::GROUP_MARK,
     settings::WRITABLE,
     size::Size,
-    value::{Question, literal},
+    terms::{Question, literal},
 };
 
 /// A statement with its arguments.

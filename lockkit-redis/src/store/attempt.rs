@@ -20,7 +20,7 @@ use crate::{
     store::{RedisStore, ordered::Listener},
     wire::{
         error::{self, Sent},
-        name, queue, redirect,
+        name, order, redirect,
         request::{self, Request},
         scripts::{REPLACE, REPLACE_GUARDED},
         value::{self, Stored, check_floor, milliseconds},
@@ -156,7 +156,7 @@ impl RedisStore {
         let lock = &acquisition.lock;
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
         let channel = waiter.as_ref().map(|waiter| &*waiter.channel);
-        let mut take = queue::take(connection.mark(), lock, acquisition.request, acquisition.ttl_ms, first, channel);
+        let mut take = order::take(connection.mark(), lock, acquisition.request, acquisition.ttl_ms, first, channel);
         connection.push_epoch(&mut take);
         let channels = waiter.map(|waiter| waiter.arm(lock)).unwrap_or_default();
         let reply = if channels.is_empty() {

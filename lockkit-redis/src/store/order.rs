@@ -23,7 +23,7 @@ use crate::{
     },
     wire::{
         error::{self, Sent},
-        queue, redirect,
+        order, redirect,
     },
 };
 
@@ -124,7 +124,7 @@ impl RedisStore {
         }
         let pause = connection.epoch().and_then(|epoch| epoch.pause(self.info.clock.now()));
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let mut end = queue::end(connection.mark(), lock, &claim.token, first, pause.is_none());
+        let mut end = order::end(connection.mark(), lock, &claim.token, first, pause.is_none());
         connection.push_epoch(&mut end);
         let reply = connection.run(end, route.asking, self.timeout, Sent::Yes).await;
         // When many give up at once, their releases take the room that giving up their channels needs.
@@ -140,7 +140,7 @@ impl RedisStore {
 
 /// A command that renews a lease that shares its lock.
 pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Renewal, ttl_ms: u64) -> Cmd {
-    let mut renew = queue::renew(connection.mark(), &store.names.lock(&renewal.claim.key), renewal, ttl_ms);
+    let mut renew = order::renew(connection.mark(), &store.names.lock(&renewal.claim.key), renewal, ttl_ms);
     connection.push_epoch(&mut renew);
     renew
 }

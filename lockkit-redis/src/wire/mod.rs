@@ -5,7 +5,7 @@ pub(crate) mod address;
 pub(crate) mod error;
 pub(crate) mod name;
 pub(crate) mod number;
-pub(crate) mod queue;
+pub(crate) mod order;
 pub(crate) mod redirect;
 pub(crate) mod request;
 pub(crate) mod scripts;

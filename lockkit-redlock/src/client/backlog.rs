@@ -165,7 +165,7 @@ impl Backlog {
     }
 
     /// Goes on with what was left.
-    pub(crate) fn take_over(self: &Arc<Self>, context: Context<'_>) {
+    pub(crate) fn adopt_work(self: &Arc<Self>, context: Context<'_>) {
         let mut queue = unpoisoned(&self.queue);
         if queue.at_work.is_none() && !queue.waiting.is_empty() {
             let worker = self.worker(&mut queue, context);
@@ -358,8 +358,8 @@ mod tests {
             self.0.add(owed, Context { store: &self.1, clock, background: &self.2 });
         }
 
-        fn take_over(&self) {
-            self.0.take_over(Context { store: &self.1, clock: &self.1.info().clock, background: &self.2 });
+        fn adopt_work(&self) {
+            self.0.adopt_work(Context { store: &self.1, clock: &self.1.info().clock, background: &self.2 });
         }
     }
 
@@ -443,7 +443,7 @@ mod tests {
         assert!(unpoisoned(&backlog.queue).at_work.is_none() && queued() == 1);
         runtime().block_on(async {
             let next = late();
-            next.take_over();
+            next.adopt_work();
             while queued() > 0 {
                 tokio::task::yield_now().await;
             }

@@ -138,8 +138,8 @@ impl Node {
     }
 
     /// Goes on with what is to be repeated, if the runtime that did so has ended.
-    pub(crate) fn take_over(&self, clock: &Arc<dyn Clock>, background: &Background) {
-        self.state.backlog.take_over(Context { store: &self.store, clock, background });
+    pub(crate) fn adopt_work(&self, clock: &Arc<dyn Clock>, background: &Background) {
+        self.state.backlog.adopt_work(Context { store: &self.store, clock, background });
     }
 }
 

@@ -37,8 +37,8 @@ impl Quorum {
     }
 
     /// Goes on with the releases that were to be repeated on a runtime that has ended.
-    pub(crate) fn take_over(&self) {
-        self.nodes.iter().for_each(|node| node.take_over(&self.config.clock, &self.background));
+    pub(crate) fn adopt_work(&self) {
+        self.nodes.iter().for_each(|node| node.adopt_work(&self.config.clock, &self.background));
     }
 
     /// Has a release that failed at a node repeated there.

@@ -10,7 +10,7 @@ use crate::{
     store::{
         ZkStore,
         attempt::{Acquisition, QueueView, contention, prepare, undone},
-        keep, take_over,
+        keep, replace,
         wait::{LOOK_PAUSE, Woken},
         window::Outlook,
     },
@@ -31,7 +31,7 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
         (Err(refusal), _) => Err(refusal),
         (Ok(()), None) => ask_in_queue(store, request).await,
         (Ok(()), Some(from)) if request.keeps => Box::pin(keep::keep(store, request, from)).await,
-        (Ok(()), Some(from)) => Box::pin(take_over::take_over(store, request, from)).await,
+        (Ok(()), Some(from)) => Box::pin(replace::replace(store, request, from)).await,
     };
     if answer.is_err() {
         // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may

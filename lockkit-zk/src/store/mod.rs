@@ -11,7 +11,8 @@ pub(crate) mod keep;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
-pub(crate) mod take_over;
+pub(crate) mod replace;
+
 pub(crate) mod wait;
 pub(crate) mod window;
 

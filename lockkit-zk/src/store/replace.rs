@@ -37,14 +37,14 @@ use crate::{
 ///
 /// # Cancellation
 /// The claim may have the place by then, or come to have it: it is to be released, and so is the other one.
-pub(crate) async fn take_over(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
+pub(crate) async fn replace(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
     let (session, request, bound) = prepare(store, request).await?;
     let (place, token) = (Replacement::begin(store, &session, &request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
         session.claims().insert(*token, Claimed::asked(place.lock.clone(), place.request.fence.span));
     }
-    let answer = TakeOver { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
+    let answer = Replacing { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
     let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {
         Some(Stage::Asked) if is_new && error.effect() == Effect::None => {
             session.claims().remove(token);
@@ -60,13 +60,13 @@ pub(crate) async fn take_over(store: &ZkStore, request: &AcquireRequest, from: T
 }
 
 /// One request for the place of a lease.
-struct TakeOver<'a> {
+struct Replacing<'a> {
     place: &'a Replacement<'a>,
     /// The claim that is to have it.
     claim: Acquisition<'a>,
 }
 
-impl TakeOver<'_> {
+impl Replacing<'_> {
     async fn run(&mut self) -> Result<Attempt> {
         for _ in 0..LOOKS {
             self.claim.asked = self.claim.session.now();
