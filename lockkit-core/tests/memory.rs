@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Clock, ErrorKind, Fence, Fencing, HolderInfo, Liveness, LockKey, LockStore,
-    Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, Resume, ShiftedClock, Token,
+    Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
 };
 use lockkit_testkit::calls::claim;
 use tokio::time::Instant;
@@ -147,18 +147,8 @@ async fn a_reader_gets_the_fence_that_it_asks_for() -> Result<()> {
 #[tokio::test]
 async fn a_store_like_another_does_no_more() -> Result<()> {
     let own = MemoryStore::new().info().capability.clone();
-    let least = Capability {
-        shared: false,
-        permits: false,
-        fifo: false,
-        resume: Resume::None,
-        keeps: false,
-        downgrades: false,
-        liveness: Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None },
-        fencing: Fencing::None,
-        max_key_bytes: 64,
-        ..own.clone()
-    };
+    let liveness = Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None };
+    let least = Capability { max_key_bytes: 64, ..Capability::exclusive(own.waiting, liveness, Fencing::None) };
     let store = MemoryStore::new().like(&least);
     assert_eq!(store.info().capability, least);
     assert!(!store.clone().like(&own).info().capability.shared, "what is refused stays refused");

@@ -28,7 +28,7 @@ struct World {
     migration: Migration,
 }
 
-/// A store that may forget leases, and may give no answer to those who ask for them or release them.
+/// A store that may forget leases, refuse to release them, and give no answer to those who ask for them or release them.
 #[derive(Clone, Debug)]
 struct Unsteady {
     inner: MemoryStore,
@@ -36,6 +36,7 @@ struct Unsteady {
     /// How often it gave no answer.
     silences: Arc<AtomicUsize>,
     forgets: Arc<AtomicBool>,
+    refuses: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -60,6 +61,9 @@ impl Alter for Unsteady {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.answer().await;
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Denied, "not allowed"));
+        }
         self.inner.release(claim).await
     }
 }
@@ -81,7 +85,13 @@ impl World {
     async fn shadowed() -> Result<Self> {
         let clock = Arc::new(ShiftedClock::default());
         let [old, inner] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
-        let new = Unsteady { inner, is_silent: Arc::default(), silences: Arc::default(), forgets: Arc::default() };
+        let new = Unsteady {
+            inner,
+            is_silent: Arc::default(),
+            silences: Arc::default(),
+            forgets: Arc::default(),
+            refuses: Arc::default(),
+        };
         let migration = Migration::new(Arc::new(old.clone()), Arc::new(new.inner.clone()));
         migration.start(Start::new(TTL, Duration::from_millis(500))).await?;
         let step = migration.shadow(true).await?;
@@ -244,6 +254,28 @@ async fn what_follows_a_lease_that_is_lost_is_given_back() -> Result<()> {
             return Ok(());
         }
         sleep(TTL / 100).await;
+    }
+    panic!("it is not given back");
+}
+
+/// As where an administrator takes the right to delete from a user of ZooKeeper, and gives it back.
+#[tokio::test(start_paused = true)]
+async fn where_sessions_end_leases_a_refused_release_is_tried_until_it_is_answered() -> Result<()> {
+    let (world, session) = (World::shadowed().await?, Duration::from_secs(1));
+    let new = Altered::with_info(Altered(world.new.clone()), |info| info.capability.liveness.session = Some(session));
+    let dual = Arc::new(Dual::connect(Arc::new(world.old.clone()), Arc::new(new)).await?);
+    let claim = acquire(&dual, "x").await?;
+    world.until("the new store has it", async || Ok(world.new.holders("x").await? == 1)).await?;
+    world.new.refuses.store(true, Ordering::SeqCst);
+    dual.release(&claim).await?;
+    sleep(4 * (TTL + session)).await;
+    assert_eq!(world.new.holders("x").await?, 1, "the store's own clock has stood still");
+    world.new.refuses.store(false, Ordering::SeqCst);
+    for _ in 0..100 {
+        if world.new.holders("x").await? == 0 {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(500)).await;
     }
     panic!("it is not given back");
 }

@@ -72,8 +72,9 @@ struct News {
 
 impl Engine {
     /// Returns when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for, or
-    /// after `limit`. `true` says that it was seen to be free each time. Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is
-    /// known by its token. For such a waiter this returns when it holds the lock; or when nobody holds it, for then the store has to
+    /// after `limit`; `true` if it was seen, and was free each time.
+    ///
+    /// Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is known by its token. For such a waiter this returns when it holds the lock; or when nobody holds it, for then the store has to
     /// be asked whose turn it is. If the store shows no queue, the waiter has no place in it.
     pub(super) async fn until_free(
         self: &Arc<Self>,

@@ -59,8 +59,8 @@ pub struct MySqlStore {
 }
 
 impl MySqlStore {
-    /// What a store can do that has both tables, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
-    /// connected store can do.
+    /// What a store can do that has both tables, for tests without a server: [`MemoryStore::like`](lockkit_core::MemoryStore::like).
+    /// [`info`](LockStore::info) says what a connected store can do.
     pub const CAPABILITY: Capability = Capability::all_kinds(
         Waiting::Poll,
         Liveness { ttl: Some(StoreInfo::SHORTEST_TTL..=StoreInfo::LONGEST_TTL), session: None },

@@ -36,8 +36,8 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// What a store of one server can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
-    /// connected store can do.
+    /// What a store of one server can do, for tests without a server: [`MemoryStore::like`](lockkit_core::MemoryStore::like).
+    /// [`info`](LockStore::info) says what a connected store can do.
     pub const CAPABILITY: Capability = can(StoreInfo::LONGEST_TTL);
 
     /// Connects, and checks that the server can keep locks.

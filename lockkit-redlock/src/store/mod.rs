@@ -30,8 +30,8 @@ pub struct RedlockStore {
 }
 
 impl RedlockStore {
-    /// What a quorum of Redis servers can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
-    /// connected store can do.
+    /// What a quorum of Redis servers can do, for tests without a server: [`MemoryStore::like`](lockkit_core::MemoryStore::like).
+    /// [`info`](LockStore::info) says what a connected store can do.
     pub const CAPABILITY: Capability = Capability {
         resume: Resume::UntilTtl,
         ..Capability::exclusive(

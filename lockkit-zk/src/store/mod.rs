@@ -37,8 +37,8 @@ pub struct ZkStore {
 }
 
 impl ZkStore {
-    /// What a store can do, for tests without a server ([`MemoryStore::like`](lockkit_core::MemoryStore::like)). [`info`](LockStore::info) says what a
-    /// connected store can do.
+    /// What a store can do, for tests without a server: [`MemoryStore::like`](lockkit_core::MemoryStore::like).
+    /// [`info`](LockStore::info) says what a connected store can do.
     pub const CAPABILITY: Capability = can(ZkConfig::SESSION);
 
     /// Connects.

@@ -8,6 +8,7 @@ use lockkit_core::{
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
 use tokio::time::{Instant, sleep, timeout};
+use zookeeper_client::Client;
 
 use crate::support::*;
 
@@ -21,6 +22,13 @@ async fn raise_above(store: &ZkStore, held: &Claim, floor: Fence) {
     let raise = [Renewal { fence_floor: Some(floor), ..Renewal::new(held.clone(), TTL) }];
     let renewed = store.renew(&raise).await.remove(0).expect("renew");
     assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+}
+
+/// Has the servers carry out so many transactions, which number those that follow.
+async fn transactions(raw: &Client, count: u32) {
+    for _ in 0..count {
+        raw.set_data("/lockkit", b"", None).await.expect("a transaction");
+    }
 }
 
 async fn is_held(store: &ZkStore, claim: &Claim) -> bool {
@@ -81,9 +89,7 @@ async fn however_often_it_is_taken_up_those_that_wait_have_higher_fences() {
             }
             for step in 0..4 {
                 // Others use the servers meanwhile.
-                for _ in 0..20 {
-                    raw.set_data("/lockkit", b"", None).await.expect("a transaction");
-                }
+                transactions(&raw, 20).await;
                 let (by, before) = if step % 2 == 0 { (&other, &store) } else { (&store, &other) };
                 let mut asked = match (step, last) {
                     (3, "a reader") => {
@@ -120,9 +126,7 @@ async fn what_others_write_into_a_node_lets_no_fence_go_back() {
     let giver = claim("a");
     let held = hold(&store, &giver).await;
     let next = Waiter::queue(&store, &raw, claim("a")).await;
-    for _ in 0..20 {
-        raw.set_data("/lockkit", b"", None).await.expect("a transaction");
-    }
+    transactions(&raw, 20).await;
     let second = granted(other.acquire(&in_place_of(&giver)).await.expect("acquire"));
     let nodes = children(&raw, "a").await;
     let node = nodes.iter().find(|node| node.contains(&node_of(&second.claim))).expect("its node");
@@ -159,7 +163,7 @@ async fn what_is_taken_up_a_few_times_leaves_no_record() {
     let (store, raw) = (server.store().await, server.raw().await);
     let mut held = hold(&store, &claim("a")).await;
     for _ in 0..6 {
-        raw.set_data("/lockkit", b"", None).await.expect("a transaction");
+        transactions(&raw, 1).await;
         let next = granted(store.acquire(&in_place_of(&held.claim)).await.expect("take up"));
         assert_eq!(next.fence, held.fence.offset(1));
         held = next;
