@@ -149,6 +149,10 @@ impl Contestant {
                 }
                 if shared {
                     results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
+                    let shared = locker.rw_lock(name("beside")).read().ttl(Plan::TTL);
+                    let other = shared.acquire().await?;
+                    results.reader_beside.add(measure::pair(shared, slice).await?.pair);
+                    other.release().await?;
                     results.writer.add(measure::pair(locker.rw_lock(name("writer")).write(), slice).await?.pair);
                 }
                 if permits {

@@ -12,7 +12,7 @@ pub enum Group {
     Alone,
     /// How the rate grows with the number of keys.
     Keys,
-    /// The same as [`Alone`](Self::Alone) with other kinds of locks: in order of arrival, as a reader, of a permit.
+    /// The same as [`Alone`](Self::Alone) with other kinds of locks: in order of arrival, as a reader, alone and beside another, of a permit.
     Kinds,
     /// A lock that the tasks of one process fight for.
     Hot,

@@ -21,9 +21,10 @@ pub(crate) struct Results {
     pub(crate) pair: Rounds,
     pub(crate) acquire: Rounds,
     pub(crate) release: Rounds,
-    /// Acquisition and release of other kinds of locks: in order of arrival, as a reader, as a writer, of one permit.
+    /// Acquisition and release of other kinds of locks: in order of arrival, as a reader, as one beside another, as a writer, of one permit.
     pub(crate) fifo: Rounds,
     pub(crate) reader: Rounds,
+    pub(crate) reader_beside: Rounds,
     pub(crate) writer: Rounds,
     pub(crate) permit: Rounds,
     pub(crate) many_keys: Vec<f64>,

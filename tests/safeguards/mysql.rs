@@ -4,6 +4,7 @@ use crate::list::safeguards;
 
 const CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ORDER: &str = "lockkit-mysql/src/wire/order.rs";
+const SHARING: &str = "lockkit-mysql/src/wire/sharing.rs";
 const RELEASE: &str = "lockkit-mysql/src/store/release.rs";
 const STATEMENTS: &str = "lockkit-mysql/src/wire/statements.rs";
 const RENEW: &str = "lockkit-mysql/src/store/renew.rs";
@@ -63,8 +64,8 @@ safeguards! {
         by "lockkit-mysql/mysql::mariadb::a_removal_reads_no_claims_of_other_rows";
     released_late in "lockkit-mysql/src/store/order.rs"
         "A release that ends when the server takes no writes any more has an unknown effect"
-        "let rows = «still_writable(connection.transact(text, None).await?)?»;\n        let [row]" =>
-        "{ let mut rows = connection.transact(text, None).await?; rows.pop(); rows }"
+        "let mut rows = «still_writable(connection.transact(text, token).await?)?»;" =>
+        "{ let mut rows = connection.transact(text, token).await?; rows.pop(); rows }"
         by "lockkit-mysql/mysql::mariadb::what_is_released_while_a_server_becomes_a_replica_may_be_held";
     runtime_gone in CONNECTION
         "A statement of a runtime that is gone is waited for before its release"
@@ -129,6 +130,22 @@ safeguards! {
         "A statement that is only prepared when its caller leaves is not run"
         "let prepared = driver.prepare(question.sql()).await?;\n    «still()?»;" => "drop(still())"
         by "lockkit-mysql/mysql::mariadb::an_acquisition_that_is_dropped_within_an_answer_delays_no_release";
+    join_behind_queue in SHARING
+        "One that comes to others that share a lock does not pass those that wait"
+        "nobody_waits = «self.has_no_queue()»,\n            commit = commit(question)\n        );\n        sql\n    }\n\n    /// Ends" => r#""TRUE""#
+        by "lockkit-mysql/mysql::mariadb::one_that_comes_to_sharers_or_leaves_them_heeds_the_queue";
+    leave_to_the_queue in SHARING
+        "One that leaves others that share a lock serves those that wait"
+        "nobody_waits = «self.has_no_queue()»,\n            delete" => r#""TRUE""#
+        by "lockkit-mysql/mysql::mariadb::one_that_comes_to_sharers_or_leaves_them_heeds_the_queue";
+    no_room in SHARING
+        "No permit is given beyond the number"
+        "let room = match «claim.mode» {" => "Mode::Shared"
+        by "lockkit-mysql/mysql::mariadb::a_lapsed_permit_is_free_again";
+    lapsed_share in SHARING
+        "Leases of sharers that have lapsed do not pile up"
+        "ORDER BY m.expires LIMIT 1) «> {NOW}»" => "IS NOT NULL"
+        by "lockkit-mysql/mysql::mariadb::a_sharer_that_leaves_removes_what_has_lapsed";
     claims_before_the_row in ORDER
         "A statement that waits for the table of claims has no row of a lock locked"
         r#"«format!("{BEGIN}{} WHERE FALSE; ", self.delete())»"# => "BEGIN.to_owned()"

@@ -47,7 +47,7 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
         "Other kinds",
         &[Group::Kinds],
         "the same with a lock that is taken in order of arrival, as a reader and as a writer of a `rw_lock`, and with a permit of a semaphore, where the store has \
-         them: what the kind costs where nobody is in the way.",
+         them: what the kind costs where nobody is in the way. One reader is measured beside another, which keeps its lease.",
     ),
     (
         "Keys",

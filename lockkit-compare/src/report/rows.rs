@@ -116,13 +116,20 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| store.acquire.at_pace_of(&store.pair));
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
     sheet.tail("release_p999", "release, p99.9", 0.999, |store| store.release.at_pace_of(&store.pair));
-    sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
+    sheet.group("Other kinds of locks, one task", Step::Kinds);
     sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
         store.fifo.micros(0.5)
     });
     sheet.number("reader_p50", "a reader: acquire + release, p50", "µs", Better::Lower, |store| {
         store.reader.micros(0.5)
     });
+    sheet.number(
+        "reader_beside_p50",
+        "a reader beside another: acquire + release, p50",
+        "µs",
+        Better::Lower,
+        |store| store.reader_beside.micros(0.5),
+    );
     sheet.number("writer_p50", "a writer: acquire + release, p50", "µs", Better::Lower, |store| {
         store.writer.micros(0.5)
     });
@@ -136,6 +143,9 @@ fn alone(sheet: &mut Sheet<'_>) {
         };
         of(sheet, "fifo_of_pair", "in order of arrival: acquire + release, p50", |store| &store.fifo);
         of(sheet, "reader_of_pair", "a reader: acquire + release, p50", |store| &store.reader);
+        of(sheet, "reader_beside_of_pair", "a reader beside another: acquire + release, p50", |store| {
+            &store.reader_beside
+        });
         of(sheet, "permit_of_pair", "one of 1 000 permits: acquire + release, p50", |store| &store.permit);
     }
     sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);

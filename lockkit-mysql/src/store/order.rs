@@ -26,7 +26,7 @@ use crate::{
         mode,
         row::{self, column},
         settings,
-        terms::{LockedRow, MAX_FENCE, RenewalTerms},
+        terms::{LockedRow, MAX_FENCE, Question, RenewalTerms},
     },
 };
 
@@ -116,13 +116,37 @@ impl MySqlStore {
     ) -> Result<Option<Attempt>> {
         let holder = mode::alone(request.claim.mode, request.holder.as_str());
         let holder = holder.filter(|_| may_be_alone && request.from.is_none());
-        let asks_alone = holder.is_some();
+        let mut asked_alone = holder.is_some();
         if let Some(holder) = holder
             && let Some(hold) = self.take_row(connection, request, self.statements.acquire_alone(), &holder).await?
         {
             return Ok(Some(Attempt::Granted(hold)));
         }
-        self.take_in_order(connection, request, waits, asks_alone).await
+        if may_be_alone && request.from.is_none() && request.claim.mode != Mode::Exclusive {
+            let joined = self.join(connection, request).await.map_err(|failed| in_doubt(failed, asked_alone))?;
+            if joined.is_some() {
+                return Ok(joined);
+            }
+            // Its answer had a number, so that the one before was none of its own.
+            asked_alone = false;
+        }
+        self.take_in_order(connection, request, waits, asked_alone).await
+    }
+
+    /// Comes to others that share the lock, if nobody waits. `None` if there is more to do: then nothing was changed.
+    async fn join(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<Attempt>> {
+        let AcquireRequest { claim, ttl, fence, .. } = request;
+        let sent = self.info.clock.now();
+        let text = |question| self.statements.join(question, request);
+        let row = one_row(connection, text, Some(claim.token)).await?;
+        let hold = |fence_given| Hold {
+            claim: claim.clone(),
+            fence: Fence::new(fence_given),
+            span: fence.span,
+            until: sent + *ttl,
+            depth: 1,
+        };
+        read::<Option<u64>>(&row, 1)?.map(|fence| granted(hold(fence), request)).transpose()
     }
 
     async fn take_in_order(
@@ -134,13 +158,8 @@ impl MySqlStore {
     ) -> Result<Option<Attempt>> {
         let sent = self.info.clock.now();
         let text = |question| self.statements.take_in_order(question, request, waits.then_some(PLACE));
-        let rows = connection.transact(text, Some(request.claim.token)).await.map_err(|failed| {
-            // The answer of the statement before, that nothing changed, has no number. Without the number of this answer, that statement may
-            // have taken the lock.
-            if asked_alone && !error::is_row_busy(&failed) { failed.unknown_effect() } else { failed }
-        })?;
-        let rows = still_writable(rows)?;
-        let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        let row = one_row(connection, text, Some(request.claim.token)).await;
+        let row = &row.map_err(|failed| in_doubt(failed, asked_alone))?;
         if read::<Option<u64>>(row, 1)?.is_none() {
             return Ok(None);
         }
@@ -155,25 +174,18 @@ impl MySqlStore {
             let retry_after = if waits { Some(again) } else { left };
             return Ok(Some(Attempt::Contended(Contention { retry_after, holder: holder(row, 8)?, burnt: false })));
         }
-        let hold = hold(row, 4, &request.claim, sent + request.ttl)?;
-        if hold.fence.get() >= MAX_FENCE {
-            return Err(
-                Error::new(ErrorKind::Unexpected, "the fence counter of the lock is out of bounds").unknown_effect()
-            );
-        }
-        if hold.fence <= request.fence.floor {
-            // It was granted in the moment in which it asked for a higher one, or before.
-            let message = "the claim has a lease already, with a fence that is not above the one asked for";
-            return Err(Error::new(ErrorKind::Unexpected, message).unknown_effect());
-        }
-        Ok(Some(Attempt::Granted(hold)))
+        granted(hold(row, 4, &request.claim, sent + request.ttl)?, request).map(Some)
     }
 
     /// Ends such a lease, or gives up its place; grants the lock to the next in the queue.
     pub(super) async fn end_in_order(&self, connection: &mut Connection, claim: &Claim) -> Result<Release> {
+        // One that is known may have a place, and no share.
+        let may_share = claim.mode != Mode::Exclusive && !self.ordered.may_know(&claim.token);
+        if may_share && self.leave(connection, claim).await? {
+            return Ok(Release::Released { waiters: None });
+        }
         let text = |question| self.statements.end_in_order(question, claim);
-        let rows = still_writable(connection.transact(text, None).await?)?;
-        let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        let row = &one_row(connection, text, None).await?;
         let release = match (read::<u64>(row, 1)?, read::<u64>(row, 2)?) {
             (1, _) => Release::Released { waiters: None },
             (_, 1) => Release::NotHeld(LossReason::Taken),
@@ -184,6 +196,12 @@ impl MySqlStore {
             self.ordered.forget(&claim.token);
         }
         Ok(release)
+    }
+
+    /// Leaves others that share the lock, if nobody waits; says whether it did. If not, there is more to do, and nothing was changed.
+    async fn leave(&self, connection: &mut Connection, claim: &Claim) -> Result<bool> {
+        let text = |question| self.statements.leave(question, claim);
+        Ok(read::<u64>(&one_row(connection, text, None).await?, 1)? > 0)
     }
 
     /// Extends shares of locks with the same terms, which are in the order of the locks' names. No answer to those whose lock's
@@ -228,10 +246,40 @@ impl MySqlStore {
     }
 }
 
+/// Runs a transaction that may change something, and gives the row of its answer.
+async fn one_row(
+    connection: &mut Connection,
+    text: impl FnOnce(Question) -> String,
+    token: Option<Token>,
+) -> Result<MySqlRow> {
+    let mut rows = still_writable(connection.transact(text, token).await?)?;
+    rows.pop().filter(|_| rows.is_empty()).ok_or_else(|| error::odd_reply(Sent::Yes))
+}
+
 /// The answer without its last row, which says whether the server still took writes when all was committed.
 fn still_writable(mut rows: Vec<MySqlRow>) -> Result<Vec<MySqlRow>> {
     let last = rows.pop().ok_or_else(|| error::odd_reply(Sent::Yes))?;
     if settings::is_on(read(&last, 1)?) { Err(error::read_only().unknown_effect()) } else { Ok(rows) }
+}
+
+/// What an error says of its effect. The answer of the statement before, that nothing changed, has no number: without the number of this one,
+/// that statement may have taken the lock.
+fn in_doubt(failed: Error, asked_alone: bool) -> Error {
+    if asked_alone && !error::is_row_busy(&failed) { failed.unknown_effect() } else { failed }
+}
+
+/// # Errors
+/// When the fence is none that the claim can have.
+fn granted(hold: Hold, request: &AcquireRequest) -> Result<Attempt> {
+    let message = if hold.fence.get() >= MAX_FENCE {
+        "the fence counter of the lock is out of bounds"
+    } else if hold.fence <= request.fence.floor {
+        // It was granted in the moment in which it asked for a higher one, or before.
+        "the claim has a lease already, with a fence that is not above the one asked for"
+    } else {
+        return Ok(Attempt::Granted(hold));
+    };
+    Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
 }
 
 fn behind_others(holder: HolderInfo) -> Attempt {

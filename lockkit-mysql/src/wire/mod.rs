@@ -6,6 +6,7 @@ pub(crate) mod name;
 pub(crate) mod order;
 pub(crate) mod row;
 pub(crate) mod settings;
+pub(crate) mod sharing;
 pub(crate) mod size;
 pub(crate) mod statements;
 pub(crate) mod table;

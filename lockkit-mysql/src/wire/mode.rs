@@ -49,6 +49,14 @@ pub(crate) fn sharers(node_info: &str) -> Option<&str> {
     node_info.strip_prefix(GROUP_MARK).filter(|words| *words == READERS || words.starts_with(PERMITS))
 }
 
+/// What it says while claims of this mode do.
+pub(crate) fn group(mode: Mode) -> String {
+    match mode {
+        Mode::Permit { limit } => format!("{GROUP_MARK}{PERMITS}{limit}"),
+        _ => format!("{GROUP_MARK}{READERS}"),
+    }
+}
+
 /// What a lock's row says of a holder who has it alone. `None` if the name is too long.
 pub(crate) fn alone(mode: Mode, holder: &str) -> Option<String> {
     let fits = holder.chars().count() + DIGITS < LONGEST;
@@ -85,6 +93,15 @@ mod tests {
         }
         assert_eq!(alone(Mode::Exclusive, "me").as_deref(), Some("me"));
         assert_eq!(alone(Mode::Shared, &"x".repeat(246)), None);
+    }
+
+    #[test]
+    fn what_stands_for_many_is_told_from_a_holder() {
+        let limit = NonZeroU32::new(20).expect("not zero");
+        for (mode, words) in [(Mode::Shared, "readers"), (Mode::Permit { limit }, "permits of 20")] {
+            assert_eq!(sharers(&group(mode)), Some(words));
+        }
+        assert_eq!(sharers("#me"), None);
     }
 
     #[test]

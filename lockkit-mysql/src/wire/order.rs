@@ -36,7 +36,7 @@ use crate::wire::{
 
 /// So many claims are let in by one transaction at most. The others follow with the next one.
 const STEP: u32 = 100;
-const NOW: &str = "CAST(@now AS DATETIME(6))";
+pub(super) const NOW: &str = "CAST(@now AS DATETIME(6))";
 /// How a transaction begins and ends. An error stops a text in its middle, and its transaction stays open until the client ends
 /// it: a server that hears nothing of the client for two seconds does so itself.
 const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION; ";
@@ -216,7 +216,7 @@ impl Statements {
 
     /// Begins a transaction, with the table of claims opened for writing: while that is altered, or locked as a whole, nobody is to wait
     /// for it with the row of a lock. That would keep a holder from renewing its lease, which needs the row alone.
-    fn begin(&self) -> String {
+    pub(super) fn begin(&self) -> String {
         format!("{BEGIN}{} WHERE FALSE; ", self.delete())
     }
 
@@ -236,13 +236,13 @@ impl Statements {
              INTO @id, @now, @live, @owner, @info, @last, @lone FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; {}\
              SET @shared_lock = COALESCE(@lone, IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GROUP_MARK}', @id, NULL)), \
              @owner = IF(@lone IS NULL, @owner, NULL); ",
-            self.join()
+            self.claim_of_row()
         )
     }
 
     /// Makes a claim of the lease of one who has the lock alone, and has the row say so. Claims that share it already are what is left of
     /// leases that are over: else the row would say that it is shared.
-    fn join(&self) -> String {
+    fn claim_of_row(&self) -> String {
         let (Self { table: locks, claims }, delete) = (self, self.delete());
         let (limit, name) = (format!("CAST(SUBSTRING(@info, 2, {DIGITS}) AS UNSIGNED)"), DIGITS + 2);
         format!(
@@ -289,16 +289,16 @@ impl Statements {
     }
 
     /// Removes claims, by the primary key.
-    fn delete(&self) -> String {
+    pub(super) fn delete(&self) -> String {
         format!("DELETE c FROM {} AS c FORCE INDEX (PRIMARY)", self.claims)
     }
 
     /// Grants the lock to those in front of the queue, as far as there is room, until this moment.
     fn serve(&self, until: &str) -> String {
         let Self { table: locks, claims } = self;
-        // Those in front, with their numbers.
+        // Those in front, with their numbers, and how many up to each are of another kind.
         let front = format!(
-            "(SELECT f.*, ROW_NUMBER() OVER (ORDER BY place) AS number \
+            "(SELECT f.*, ROW_NUMBER() OVER (ORDER BY place) AS number, SUM(mode <> @first) OVER (ORDER BY place) AS others \
              FROM (SELECT token, place, mode, fence, span FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @group AND place > 0 AND kept >= {NOW} ORDER BY place LIMIT {STEP}) AS f)"
         );
@@ -319,11 +319,10 @@ impl Statements {
              `count` = 1, expires = CAST(@until AS DATETIME(6)), version = version + 1, update_time = {NOW} WHERE id = @alone; \
              {delete} WHERE c.lock_id = @alone AND c.token = @next; \
              SELECT COUNT(*) INTO @members FROM {claims} WHERE lock_id = IF(@first = {PERMIT}, @shared_lock, NULL) AND place = 0; \
-             SET @room = IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(@members AS SIGNED), {STEP}), @stop = NULL; \
-             SELECT MIN(place) INTO @stop FROM {front} AS q WHERE mode <> @first OR number > @room; \
+             SET @room = IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(@members AS SIGNED), {STEP}); \
              SELECT GROUP_CONCAT(HEX(token) ORDER BY place), MAX(span), COUNT(*) * MAX(span), \
              GREATEST(CAST(@last AS UNSIGNED) + 1, MAX(fence), {NOW_US}) INTO @let_in, @each, @taken, @base \
-             FROM {front} AS q WHERE place < COALESCE(@stop, ~0); \
+             FROM {front} AS q WHERE others = 0 AND number <= @room; \
              UPDATE {claims} FORCE INDEX (PRIMARY) SET fence = @base + ({number} - 1) * @each, `count` = 1, \
              expires = {until}, place = 0 WHERE lock_id = @group AND {number} > 0; \
              SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = {group} AND place = 0; \
@@ -338,7 +337,7 @@ impl Statements {
 /// Ends a transaction by which a lease may have been granted or extended. The answer has one more row: the question, and whether the
 /// server takes no writes by then. It may have been told so between two statements of the text, and what came after that may be
 /// missing at the primary that takes its place.
-fn commit(question: Question) -> String {
+pub(super) fn commit(question: Question) -> String {
     format!("{COMMIT}; SELECT CAST({question} AS UNSIGNED), CAST(@@GLOBAL.read_only AS CHAR)")
 }
 
@@ -348,7 +347,7 @@ pub(crate) fn roll_back(question: Question) -> String {
 }
 
 /// The moment as a fence.
-const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CAST(@now AS DATETIME(6))) AS UNSIGNED)";
+pub(super) const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CAST(@now AS DATETIME(6))) AS UNSIGNED)";
 /// What a claim gets that did not ask just now: it knows only that its place lasts. A short ttl may be over before it can ask, so
 /// that it gets a second. By the clock of now: the transaction may have waited for the row since its own moment.
 const ITS_END: &str = "UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
@@ -356,11 +355,11 @@ const ITS_END: &str = "UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 1000000) MICROS
 /// So many lapsed claims are removed from one lock at a time.
 const CLEARED: u32 = 1000;
 
-fn token(token: &Token) -> String {
+pub(super) fn token(token: &Token) -> String {
     literal(token.as_bytes())
 }
 
-fn text(text: &str) -> String {
+pub(super) fn text(text: &str) -> String {
     format!("CONVERT({} USING utf8mb4)", literal(text.as_bytes()))
 }
 
@@ -402,9 +401,11 @@ mod tests {
                     ..AcquireRequest::new(claim, ttl, holder)
                 };
                 texts.push(statements.take_in_order(1, &request, place));
+                texts.push(statements.join(1, &request));
             }
             texts.push(statements.keep_place(1, &claim, Duration::from_secs(6), 1));
             texts.push(statements.end_in_order(1, &claim));
+            texts.push(statements.leave(1, &claim));
         }
         let terms = RenewalTerms { ttl: 1, depth: Some(1), floor: 0, holder: Some("h".to_owned()) };
         texts.push(statements.renew_shares(1, &[(&key, vec![from])], &terms, LockedRow::Awaited));
