@@ -65,15 +65,13 @@ impl MySqlStore {
             None
         };
         let mut connection = self.pool.connection(class, bound).await?;
-        if waits
-            && !is_new
-            && let Some(holder) = self.keep_place(&mut connection, request).await?
-        {
-            return Ok(behind_others(holder));
-        }
         // One that waits has a place, which it is to take the lock from.
         let may_be_alone = is_new || !waits;
-        let mut attempt = self.take_free_or_in_order(&mut connection, request, waits, may_be_alone).await?;
+        let kept = if may_be_alone { None } else { self.keep_place(&mut connection, request).await? };
+        let mut attempt = match kept {
+            Some(kept) => Some(kept),
+            None => self.take_free_or_in_order(&mut connection, request, waits, may_be_alone).await?,
+        };
         drop(named_lock);
         if attempt.is_none() && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
@@ -96,14 +94,18 @@ impl MySqlStore {
         Ok(attempt.unwrap_or_else(|| row::contended(None)))
     }
 
-    /// Prolongs the place of a claim. Gives the holder if there is nothing else to do: others wait before it, for a lock that is held.
-    async fn keep_place(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<HolderInfo>> {
-        let AcquireRequest { claim, fence, .. } = request;
-        let text = |question| self.statements.keep_place(question, claim, PLACE, fence.floor.get() + 1);
-        let rows = connection.transact(text, Some(claim.token)).await?;
+    /// Prolongs the place of a claim, or the lease that the end of another's gave it. `None` if there is more to do: it is the first that waits, for a
+    /// lock that is free or shared, or has no place.
+    async fn keep_place(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<Attempt>> {
+        let sent = self.info.clock.now();
+        let text = |question| self.statements.keep_place(question, request, PLACE);
+        let rows = connection.transact(text, Some(request.claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        if read::<u64>(row, 3)? > 0 {
+            return granted(hold(row, 4, &request.claim, sent + request.ttl)?, request).map(Some);
+        }
         let waits_behind = read::<u64>(row, 1)? > 0;
-        Ok(if waits_behind { holder(row, 2)? } else { None })
+        Ok(if waits_behind { holder(row, 2)?.map(behind_others) } else { None })
     }
 
     /// Takes the lock for the claim alone, if nobody has it or waits for it; else by a transaction. `None` if the lock has no row.

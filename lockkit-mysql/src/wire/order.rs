@@ -120,19 +120,28 @@ impl Statements {
         sql
     }
 
-    /// Prolongs the place of a claim in the queue. It may have come to ask for a higher fence. The answer is one row: the question; whether it waits behind others, for a lock
-    /// that somebody has, so that there is nothing else to do; the holder, if there is one. Without a row of the lock the id is 0, which none has.
-    pub(crate) fn keep_place(&self, question: Question, claim: &Claim, place: Duration, least: u64) -> String {
+    /// Prolongs the place of a claim in the queue, or the lease that it was granted with the lock alone. It may have come to ask for a higher fence. The
+    /// answer is one row: the question; whether it waits behind others, for a lock that somebody has, so that there is nothing else to do; the
+    /// holder, if there is one; whether it has the lock, with fence, span and depth. Without a row of the lock the id is 0, which none has.
+    ///
+    /// One that waits has no use for the row of the lock, and does not lock it.
+    pub(crate) fn keep_place(&self, question: Question, request: &AcquireRequest, place: Duration) -> String {
         let Self { table: locks, claims } = self;
-        let (me, place) = (token(&claim.token), microseconds(place));
-        let name = literal(to_column(&claim.key));
+        let AcquireRequest { claim, ttl, fence, .. } = request;
+        let (me, ttl, place) = (token(&claim.token), microseconds(*ttl), microseconds(place));
+        let (name, least) = (literal(to_column(&claim.key)), fence.floor.get() + 1);
         format!(
-            "SET @id = {WRITABLE}; SELECT id INTO @id FROM {locks} WHERE resource_name = {name}; \
+            "SET @id = {WRITABLE}, @granted = NULL; \
+             SELECT id, IF(token = {me} AND expires > UTC_TIMESTAMP(6), id, NULL) INTO @id, @granted FROM {locks} WHERE resource_name = {name}; \
+             UPDATE {locks} SET expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND), version = version + 1 + {WRITABLE}, \
+             update_time = UTC_TIMESTAMP(6) WHERE id = @granted AND token = {me} AND expires > UTC_TIMESTAMP(6); \
+             SET @mine = ROW_COUNT(); \
              UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND, \
              fence = GREATEST(fence, {least}) WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
              SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
              AND c.place > (SELECT w.place FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 \
-             AND w.kept > UTC_TIMESTAMP(6) ORDER BY w.place LIMIT 1), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
+             AND w.kept > UTC_TIMESTAMP(6) ORDER BY w.place LIMIT 1), 0) AS UNSIGNED), {}, CAST(COALESCE(@mine AND l.token = {me}, 0) AS UNSIGNED), \
+             l.fence, l.span, l.`count` FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",
             self.holder("UTC_TIMESTAMP(6)")
         )
@@ -402,8 +411,8 @@ mod tests {
                 };
                 texts.push(statements.take_in_order(1, &request, place));
                 texts.push(statements.join(1, &request));
+                texts.push(statements.keep_place(1, &request, Duration::from_secs(6)));
             }
-            texts.push(statements.keep_place(1, &claim, Duration::from_secs(6), 1));
             texts.push(statements.end_in_order(1, &claim));
             texts.push(statements.leave(1, &claim));
         }

@@ -172,8 +172,8 @@ async fn renewals_of_many_locks_and_all_else_do_not_deadlock(ctx: Arc<Ctx>) {
     assert_eq!(conflicts(&server).await, before, "{}", last_deadlock(&server).await);
 }
 
-/// A transaction that ends a lease, and one by which the next one takes note of its own. All that come at once come to wait; and what keeps
-/// their places is no transaction: the server counts none.
+/// One transaction, which ends a lease and begins the next. All that come at once come to wait; and what keeps their places, or takes note of
+/// the lease, is no transaction: the server counts none.
 async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let mut status_of = raw(&server).await;
@@ -204,7 +204,7 @@ async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
         served.acquire_many(counted).await.expect("served").forget();
         let (each, took) = ((commits().await - before) as f64 / f64::from(counted), begun.elapsed() / counted);
         println!("{waiters} waiters: {:?} to come; {each} transactions and {took:?} for a hand-over", begun - came);
-        assert!((1.9..3.0).contains(&each), "{each} transactions for a hand-over before {waiters}");
+        assert!((0.9..2.0).contains(&each), "{each} transactions for a hand-over before {waiters}");
         tasks.shutdown().await;
     }
 }
