@@ -19,8 +19,8 @@
 //! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text makes a claim of it before it
 //! does anything else, so that there is one form to go on from, and nobody waits behind such a row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
 //!
-//! **A `SET` of several variables computes all values before it assigns any**: what reads a variable that was just assigned is a
-//! `SET` of its own.
+//! **A `SET` of several variables computes all values before it assigns any, and a `SELECT … INTO` one after the other**: what reads a
+//! variable that was just assigned is a statement of its own.
 
 use std::time::Duration;
 
@@ -63,14 +63,12 @@ impl Statements {
         let holder = text(holder.as_str());
         let ends = format!("{NOW} + INTERVAL {ttl} MICROSECOND");
         let keeps = format!("{NOW} + INTERVAL {place} MICROSECOND");
-        let mut sql = self.enter(&claim.key);
+        let mut sql = self.enter(claim);
         // It may have the lock, by this claim.
         sql += &format!(
-            "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
-             UPDATE {locks} SET expires = GREATEST(expires, {ends}), version = version + 1, update_time = {NOW} \
+            "UPDATE {locks} SET expires = GREATEST(expires, {ends}), version = version + 1, update_time = {NOW} \
              WHERE id = IF(@mine, @id, NULL); \
              UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}) WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
-             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
              SET @asks = IF(@mine OR @shares, NULL, @id); "
         );
         if mode == PERMIT {
@@ -91,8 +89,7 @@ impl Statements {
         let behind = format!("GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US})");
         let at = if from.is_some() { "1" } else { &behind };
         sql += &format!(
-            "{delete} WHERE c.lock_id = @id AND c.token = {me} AND c.place > 0 AND c.kept <= {NOW}; \
-             SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
+            "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
              SELECT @asks, {me}, {at}, {mode}, {limit}, {least}, {span}, 0, \
              {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}, \
@@ -152,21 +149,17 @@ impl Statements {
     pub(crate) fn end_in_order(&self, question: Question, claim: &Claim) -> String {
         let Self { table: locks, claims } = self;
         let (me, delete) = (token(&claim.token), self.delete());
-        let mut sql = self.enter(&claim.key);
+        let mut sql = self.enter(claim);
         sql += &format!(
-            "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
-             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @shared_lock AND token = {me} AND place = 0; \
-             SET @others = @live AND NOT @mine AND NOT @shares; \
-             {delete} WHERE c.lock_id = @id AND c.token = {me}; SET @had = ROW_COUNT() > 0; \
-             SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @shared_lock AND place = 0; \
-             SET @free = @mine OR @shares AND @ends IS NULL; \
+            "{delete} WHERE c.lock_id = @id AND c.token = {me}; SET @had = ROW_COUNT() > 0; \
+             SELECT MAX(expires), @mine OR @shares AND MAX(expires) IS NULL INTO @ends, @free FROM {claims} WHERE lock_id = @shared_lock AND place = 0; \
              UPDATE {locks} SET token = NULL, expires = IF(@free, NULL, CAST(@ends AS DATETIME(6))), `count` = 0, \
              version = version + 1, update_time = {NOW} WHERE id = IF(@mine OR @shares, @id, NULL); \
              SET @kind = IF(@free, NULL, @kind), @shared_lock = IF(@free, NULL, @shared_lock); "
         );
         sql += &self.serve(&format!("LEAST({ITS_END})"));
         sql += &format!(
-            "SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(@mine OR @shares, 0) AS UNSIGNED), CAST(COALESCE(@others, 0) AS UNSIGNED), \
+            "SELECT CAST({question} AS UNSIGNED), CAST(@mine OR @shares AS UNSIGNED), CAST(@live AND NOT @mine AND NOT @shares AS UNSIGNED), \
              CAST(@had AS UNSIGNED); "
         );
         sql + &commit(question)
@@ -229,7 +222,7 @@ impl Statements {
         format!("{BEGIN}{} WHERE FALSE; ", self.delete())
     }
 
-    /// Locks the row of a lock, and notes how it is held.
+    /// Locks the row of a lock, and notes how it is held. One who has it alone is noted as one that shares it.
     fn lock(&self, key: &LockKey, locked: LockedRow) -> String {
         let locks = &self.table;
         let name = literal(to_column(key));
@@ -238,13 +231,14 @@ impl Statements {
         // for one who shares the lock.
         let (mark, digits) =
             (u32::from(ALONE), format!("SUBSTRING(node_info, 2, {DIGITS}) REGEXP '^[0-9]{{{DIGITS}}}$'"));
+        let is_alone = format!("ORD(node_info) = {mark} AND {digits}");
+        let is_shared = format!("IF(token IS NULL, LEFT(node_info, 1) = '{GROUP_MARK}', {is_alone})");
         format!(
-            "SET @id = NULL, @now = NULL, @live = {WRITABLE}, @owner = NULL, @info = '', @last = 0, @lone = NULL; \
+            "SET @id = NULL, @now = NULL, @live = {WRITABLE}, @owner = NULL, @info = '', @last = 0, @lone = NULL, @shared_lock = NULL; \
              SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last, \
-             IF(expires > UTC_TIMESTAMP(6) AND token IS NOT NULL AND ORD(node_info) = {mark} AND {digits}, id, NULL) \
-             INTO @id, @now, @live, @owner, @info, @last, @lone FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; {}\
-             SET @shared_lock = COALESCE(@lone, IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GROUP_MARK}', @id, NULL)), \
-             @owner = IF(@lone IS NULL, @owner, NULL); ",
+             IF(expires > UTC_TIMESTAMP(6) AND token IS NOT NULL AND {is_alone}, id, NULL), \
+             IF(expires > UTC_TIMESTAMP(6) AND {is_shared}, id, NULL) \
+             INTO @id, @now, @live, @owner, @info, @last, @lone, @shared_lock FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; {}",
             self.claim_of_row()
         )
     }
@@ -264,27 +258,30 @@ impl Statements {
         )
     }
 
-    /// The same as [`lock`](Self::lock), and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
-    /// look for it locks nothing.
+    /// Begins the transaction of a claim, locks the row of its lock, notes what it and others have, and removes what has lapsed, and what is left of those
+    /// whose lock was taken from them. Mostly there is nothing: to look for it locks nothing.
     ///
-    /// Only places before the first living one are checked, for a long queue would take long to read. Lapsed places behind it stay, and every
-    /// later read skips them.
-    fn enter(&self, key: &LockKey) -> String {
-        let (claims, delete) = (&self.claims, self.delete());
+    /// Of the places only the first and the claim's own are checked, for a long queue would take long to read. Lapsed places behind the first stay
+    /// until one in front has lapsed, and every later read skips them.
+    fn enter(&self, claim: &Claim) -> String {
+        let (claims, delete, me) = (&self.claims, self.delete(), token(&claim.token));
+        let over = "CAST(@over AS DATETIME(6))";
+        let mine = format!("m.token = {me} AND m.place = 0 AND m.expires > {NOW}");
         format!(
-            "{}{} \
-             SET @over = IF(@shared_lock IS NULL, '9999-12-31', @now), @gone = 0, @lapsed = 0, @first_living = ~0; \
-             SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
-             WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
-             SELECT place INTO @first_living FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept > {NOW} \
-             ORDER BY place LIMIT 1; \
-             SELECT COUNT(*) INTO @lapsed FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND place < @first_living; \
-             {delete} WHERE c.lock_id = IF(@gone > 0, @id, NULL) AND c.place = 0 AND c.expires <= CAST(@over AS DATETIME(6)); \
-             {delete} WHERE c.lock_id = IF(@lapsed > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
-             SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
-             SELECT mode INTO @kind FROM {claims} WHERE lock_id = @shared_lock AND place = 0 LIMIT 1; ",
+            "{}{}\
+             SET @owner = IF(@lone IS NULL, @owner, NULL), @over = IF(@shared_lock IS NULL, '9999-12-31', @now), @other = 0, \
+             @first = NULL, @limit = 0, @alone = NULL, @group = NULL, @next = NULL; \
+             SELECT EXISTS (SELECT 1 FROM {claims} AS g FORCE INDEX (turns) WHERE g.lock_id = @id AND g.place = 0 AND g.expires <= {over}) \
+             OR COALESCE((SELECT w.kept <= {NOW} FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 ORDER BY w.place LIMIT 1), 0) \
+             OR EXISTS (SELECT 1 FROM {claims} AS w WHERE w.lock_id = @id AND w.token = {me} AND w.place > 0 AND w.kept <= {NOW}), \
+             COALESCE((SELECT m.mode FROM {claims} AS m FORCE INDEX (turns) WHERE m.lock_id = @shared_lock AND m.place = 0 AND m.expires > {NOW} LIMIT 1), \
+             IF(@live, {EXCLUSIVE}, NULL)), \
+             @live AND COALESCE(@owner = {me}, 0), \
+             EXISTS (SELECT 1 FROM {claims} AS m WHERE m.lock_id = @shared_lock AND {mine}) \
+             INTO @lapsed, @kind, @mine, @shares; \
+             {delete} WHERE c.lock_id = IF(@lapsed, @id, NULL) AND IF(c.place = 0, c.expires <= {over}, c.kept <= {NOW}); ",
             self.begin(),
-            self.lock(key, LockedRow::Awaited)
+            self.lock(&claim.key, LockedRow::Awaited)
         )
     }
 
@@ -315,20 +312,18 @@ impl Statements {
         let number = "FIND_IN_SET(HEX(token), @let_in)";
         let delete = self.delete();
         let group = "COALESCE(@group, @shared_lock)";
+        // An exclusive lock is free to the first alone; others come in beside those of their kind.
+        let fits = format!("(@kind IS NULL OR @kind = mode AND @kind <> {EXCLUSIVE})");
         format!(
-            "SET @first = NULL, @limit = 0, @next = NULL, @members = 0; \
-             SELECT mode, permits INTO @first, @limit FROM {claims} FORCE INDEX (turns) \
+            "SELECT mode, permits, IF({fits} AND mode = {EXCLUSIVE}, @id, NULL), IF({fits} AND mode <> {EXCLUSIVE}, @id, NULL), \
+             token, GREATEST(CAST(@last AS UNSIGNED) + 1, fence, {NOW_US}), span, node_info, {until} \
+             INTO @first, @limit, @alone, @group, @next, @fence, @span, @who, @until FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place > 0 ORDER BY place LIMIT 1; \
-             SET @fits = COALESCE(@first IS NOT NULL AND (@kind IS NULL OR @kind = @first AND @kind <> {EXCLUSIVE}), 0); \
-             SET @alone = IF(@fits AND @first = {EXCLUSIVE}, @id, NULL), @group = IF(@fits AND @first <> {EXCLUSIVE}, @id, NULL); \
-             SELECT token, GREATEST(CAST(@last AS UNSIGNED) + 1, fence, {NOW_US}), span, node_info, {until} \
-             INTO @next, @fence, @span, @who, @until FROM {claims} FORCE INDEX (turns) \
-             WHERE lock_id = @alone AND place > 0 ORDER BY place LIMIT 1; \
              UPDATE {locks} SET token = @next, fence = @fence, span = @span, fence_last = @fence + @span - 1, node_info = @who, \
              `count` = 1, expires = CAST(@until AS DATETIME(6)), version = version + 1, update_time = {NOW} WHERE id = @alone; \
              {delete} WHERE c.lock_id = @alone AND c.token = @next; \
-             SELECT COUNT(*) INTO @members FROM {claims} WHERE lock_id = IF(@first = {PERMIT}, @shared_lock, NULL) AND place = 0; \
-             SET @room = IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(@members AS SIGNED), {STEP}); \
+             SELECT IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(COUNT(*) AS SIGNED), {STEP}) INTO @room FROM {claims} FORCE INDEX (turns) \
+             WHERE lock_id = IF(@first = {PERMIT}, @shared_lock, NULL) AND place = 0; \
              SELECT GROUP_CONCAT(HEX(token) ORDER BY place), MAX(span), COUNT(*) * MAX(span), \
              GREATEST(CAST(@last AS UNSIGNED) + 1, MAX(fence), {NOW_US}) INTO @let_in, @each, @taken, @base \
              FROM {front} AS q WHERE others = 0 AND number <= @room; \
@@ -391,8 +386,15 @@ mod tests {
         parts.map(|part| part.trim().split_once(" = ").expect("an assignment")).collect()
     }
 
+    fn reads(value: &str, variable: &str) -> bool {
+        value.match_indices(variable).any(|(start, _)| {
+            let rest = value[start + variable.len()..].chars().next();
+            !rest.is_some_and(|next| next.is_alphanumeric() || next == '_')
+        })
+    }
+
     #[test]
-    fn no_value_reads_what_its_own_set_assigns() {
+    fn no_value_reads_what_its_own_statement_assigns() {
         let statements = Statements::new("`l`".to_owned(), Some("`c`".to_owned()));
         let key = LockKey::new("k").unwrap();
         let claim = |mode| Claim { key: key.clone(), token: Token::random().unwrap(), mode };
@@ -423,13 +425,21 @@ mod tests {
             let list = format!("@{list}");
             let assigned = assignments(&list);
             for (at, (_, value)) in assigned.iter().enumerate() {
-                let before = assigned.iter().take(at).find(|(variable, _)| {
-                    value.match_indices(variable).any(|(start, _)| {
-                        let rest = value[start + variable.len()..].chars().next();
-                        !rest.is_some_and(|next| next.is_alphanumeric() || next == '_')
-                    })
-                });
+                let before = assigned.iter().take(at).find(|(variable, _)| reads(value, variable));
                 assert!(before.is_none(), "{before:?} is read in {list}");
+            }
+            lists += 1;
+        }
+        for part in texts.iter().flat_map(|text| text.split(';')).filter(|part| part.contains(" INTO @")) {
+            let (values, rest) = part.split_once(" INTO @").expect("checked");
+            let assigned = rest
+                .split(" FROM ")
+                .next()
+                .expect("a list")
+                .split(", ")
+                .map(|name| name.trim_start_matches('@').trim());
+            for variable in assigned {
+                assert!(!reads(values, &format!("@{variable}")), "{variable} is read in {part}");
             }
             lists += 1;
         }
