@@ -152,7 +152,7 @@ impl Contestant {
                     let shared = locker.rw_lock(name("beside")).read().ttl(Plan::TTL);
                     let other = shared.acquire().await?;
                     results.reader_beside.add(measure::pair(shared, slice).await?.pair);
-                    other.release().await?;
+                    let _ = other.release().await?;
                     results.writer.add(measure::pair(locker.rw_lock(name("writer")).write(), slice).await?.pair);
                 }
                 if permits {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use lockkit_core::{
-    Error, Result, Token,
+    Error, ErrorKind, Result, Token,
     store::{Background, unpoisoned},
 };
 
@@ -25,7 +25,7 @@ use crate::{
         pool::{ConnectionClass, Pool},
     },
     config::MySqlConfig,
-    wire::{error, row::column, size::Size, statements::Statements},
+    wire::{error, order::CLEARED, row::column, size::Size, statements::Statements},
 };
 
 /// How many rows are read at once.
@@ -55,17 +55,20 @@ pub(crate) struct Sweeper {
     background: Arc<Background>,
     made: AtomicU64,
     cursor: Mutex<Cursor>,
-    /// Whether rows are to stay, or this user may not remove them.
+    /// Whether rows are to stay, or nothing can be removed.
     off: AtomicBool,
+    /// Whether this user may not remove rows of locks; then claims are removed all the same.
+    rows_stay: AtomicBool,
 }
 
-/// Rows that were read, and some of them removed.
+/// Rows that were read.
 struct Page {
-    /// The id of the last one that was read, if there is any.
+    /// The id of the last one, if there is any.
     last: Option<u64>,
     /// Whether the table has no more.
     is_end: bool,
-    removed: u64,
+    /// The names of those that are unused.
+    unused: Vec<Vec<u8>>,
 }
 
 impl Page {
@@ -91,8 +94,16 @@ impl Sweeper {
         config: &MySqlConfig,
         background: Arc<Background>,
     ) -> Self {
-        let (made, cursor, off) = (AtomicU64::new(0), Mutex::default(), AtomicBool::new(config.keep_rows));
-        Self { pool, statements, timeout: config.timeout, background, made, cursor, off }
+        Self {
+            pool,
+            statements,
+            timeout: config.timeout,
+            background,
+            made: AtomicU64::new(0),
+            cursor: Mutex::default(),
+            off: AtomicBool::new(config.keep_rows),
+            rows_stay: AtomicBool::new(false),
+        }
     }
 
     /// Takes note that this store has made the row with this id on this connection, and sweeps in the background when it is time.
@@ -136,14 +147,23 @@ impl Sweeper {
     /// Removes what is unused on a page. Claims that lapsed are looked for on this page alone: in a table with many shared locks the search
     /// would else read all living ones.
     async fn sweep_page(&self, connection: &mut Connection, start: u64, has_claims: bool) -> Result<()> {
-        let page = self.remove_page(connection, WEEK, start).await?;
+        let page = self.read_page(connection, WEEK, start).await?;
         // The first page follows the last.
         unpoisoned(&self.cursor).after = Some(page.next().unwrap_or(0));
         if let Some(last) = page.last.filter(|_| has_claims) {
-            connection.set_bound(Bound::new(self.timeout));
             self.remove_claims(connection, start, last).await?;
         }
-        Ok(())
+        if self.rows_stay.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        connection.set_bound(Bound::new(self.timeout));
+        match self.remove_rows(connection, WEEK, &page.unused).await {
+            Err(failed) if has_claims && failed.kind() == ErrorKind::Denied => {
+                self.rows_stay.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            removed => removed.map(drop),
+        }
     }
 
     /// Removes all that is unused, page by page.
@@ -159,8 +179,10 @@ impl Sweeper {
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
-            let page = self.remove_page(&mut self.connection().await?, unused, id).await?;
-            (removed, after) = (removed + page.removed, page.next());
+            let mut connection = self.connection().await?;
+            let page = self.read_page(&mut connection, unused, id).await?;
+            removed += self.remove_rows(&mut connection, unused, &page.unused).await?;
+            after = page.next();
         }
         Ok(removed)
     }
@@ -169,37 +191,42 @@ impl Sweeper {
         self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await
     }
 
-    /// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
-    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
+    /// Reads the rows that follow an id, which locks nothing.
+    async fn read_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
         let Unused { micros, never_leased } = unused;
         let read = |question| {
             self.statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE)
         };
         let rows = connection.numbered_rows(read).await?;
         let is_end = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
-        let mut page = Page { last: rows.last().map(|row| column(row, 1)).transpose()?, is_end, removed: 0 };
-        let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
-        let names: Vec<&[u8]> = names.into_iter().flatten().collect();
+        let names = rows.iter().map(|row| column::<Option<Vec<u8>>>(row, 2)).collect::<Result<Vec<_>>>()?;
+        let last = rows.last().map(|row| column(row, 1)).transpose()?;
+        Ok(Page { last, is_end, unused: names.into_iter().flatten().collect() })
+    }
+
+    /// Removes those of some rows that are unused still, and waits for no row. Gives their number.
+    async fn remove_rows(&self, connection: &mut Connection, unused: Unused, names: &[Vec<u8>]) -> Result<u64> {
         if names.is_empty() {
-            return Ok(page);
+            return Ok(0);
         }
+        let Unused { micros, never_leased } = unused;
         let size = Size::of(names.len());
         let remove = |_| {
-            let named = size.fill(&names).fold(self.statements.remove_unused(size), |remove, name| remove.bind(*name));
+            let named =
+                size.fill(names).fold(self.statements.remove_unused(size), |remove, name| remove.bind(name.clone()));
             named.bind(micros).bind(never_leased)
         };
-        page.removed = match connection.execute(remove, None).await {
+        match connection.execute(remove, None).await {
             // How many those are is for people: an answer to another statement would count wrongly, no more.
-            Ok((done, _)) => done.rows_affected(),
+            Ok((done, _)) => Ok(done.rows_affected()),
             // They are left for the next time.
-            Err(busy) if error::is_row_busy(&busy) => 0,
-            Err(failed) => return Err(failed),
-        };
-        Ok(page)
+            Err(busy) if error::is_row_busy(&busy) => Ok(0),
+            Err(failed) => Err(failed),
+        }
     }
 
     /// Removes claims that lapsed on a page of locks, those whose ids follow one, up to another. Says where the next page begins, if there is one.
-    /// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each lock has the time of an
+    /// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each text has the time of an
     /// operation.
     async fn remove_claims(&self, connection: &mut Connection, after: u64, up_to: u64) -> Result<Option<u64>> {
         let read = |question| self.statements.lapsed_claims().bind(question).bind(after).bind(up_to).bind(PAGE);
@@ -207,8 +234,12 @@ impl Sweeper {
         let mut last = after;
         for row in &rows {
             last = column(row, 1)?;
-            connection.set_bound(Bound::new(self.timeout));
-            connection.transact(|question| self.statements.clear(question, last), None).await?;
+            let mut cleared = u64::from(CLEARED);
+            while cleared == u64::from(CLEARED) {
+                connection.set_bound(Bound::new(self.timeout));
+                let rows = connection.transact(|question| self.statements.clear(question, last), None).await?;
+                cleared = rows.first().map_or(Ok(0), |row| column(row, 1))?;
+            }
         }
         Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))
     }

@@ -206,13 +206,14 @@ impl Statements {
         sql + &commit(question)
     }
 
-    /// Removes what has long lapsed of a lock's claims, but for rows that somebody has locked. The answer is the question.
+    /// Removes what has long lapsed of a lock's claims, but for rows that somebody has locked, and [so many](CLEARED) at most. The answer is one row: the question,
+    /// and how many those are.
     pub(crate) fn clear(&self, question: Question, lock: u64) -> String {
         let claims = &self.claims;
         format!(
             "DELETE gone FROM (SELECT token AS who FROM {claims} FORCE INDEX (PRIMARY) WHERE lock_id = {lock} + {WRITABLE} AND {LAPSED} LIMIT {CLEARED} \
              FOR UPDATE SKIP LOCKED) AS old STRAIGHT_JOIN {claims} AS gone FORCE INDEX (PRIMARY) \
-             ON gone.lock_id = {lock} AND gone.token = old.who; SELECT CAST({question} AS UNSIGNED)"
+             ON gone.lock_id = {lock} AND gone.token = old.who; SELECT CAST({question} AS UNSIGNED), CAST(ROW_COUNT() AS UNSIGNED)"
         )
     }
 
@@ -357,7 +358,7 @@ pub(super) const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', C
 const ITS_END: &str = "UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
 
 /// So many lapsed claims are removed from one lock at a time.
-const CLEARED: u32 = 1000;
+pub(crate) const CLEARED: u32 = 1000;
 
 pub(super) fn token(token: &Token) -> String {
     literal(token.as_bytes())

@@ -29,6 +29,8 @@ tests! {
     rows_that_only_transactions_use_stay
     unused_rows_stay_where_they_are_to_be_kept
     a_user_who_may_not_delete_has_locks_all_the_same
+    a_user_who_may_not_remove_rows_removes_claims
+    the_claims_of_one_lock_are_removed_however_many_they_are
     unused_locks_are_removed
     unused_locks_that_somebody_keeps_locked_are_left
     records_are_no_unused_locks
@@ -245,6 +247,52 @@ async fn a_user_who_may_not_delete_has_locks_all_the_same(ctx: Arc<Ctx>) {
         hold(&store, &rival(claim)).await;
     }
     assert_eq!(there(&server, &old.iter().collect::<Vec<_>>()).await, old.len());
+}
+
+/// Rows of locks that are old enough to go are on the same pages.
+async fn a_user_who_may_not_remove_rows_removes_claims(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let mut admin = raw(&server).await;
+    admin.execute("CREATE USER careful@'%'").await.expect("user");
+    admin.execute("GRANT SELECT, INSERT, UPDATE ON lockkit.* TO careful@'%'").await.expect("grant");
+    admin.execute("GRANT DELETE ON lockkit.resource_lock_claim TO careful@'%'").await.expect("grant");
+    let owner = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let old = used(&owner, 8).await;
+    let reader = Claim { mode: Mode::Shared, ..claim() };
+    hold(&owner, &reader).await;
+    hold(&owner, &rival(&reader)).await;
+    age(&server).await;
+    admin.execute("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 HOUR").await.expect("age");
+    let store = MySqlStore::connect(config(&server).username("careful")).await.expect("connect");
+    eventually_within(PATIENCE, "what lapsed is gone", async || {
+        used(&store, 8).await;
+        let left = "SELECT COUNT(*) FROM resource_lock_claim";
+        sqlx::query_scalar::<_, i64>(left).fetch_one(&mut admin).await.expect("count") == 0
+    })
+    .await;
+    assert_eq!(there(&server, &old.iter().collect::<Vec<_>>()).await, old.len());
+}
+
+async fn the_claims_of_one_lock_are_removed_however_many_they_are(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let reader = Claim { mode: Mode::Shared, ..claim() };
+    hold(&store, &reader).await;
+    hold(&store, &rival(&reader)).await;
+    server
+        .admin(
+            "INSERT INTO resource_lock_claim WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 900), \
+             one AS (SELECT * FROM resource_lock_claim LIMIT 1), three AS (SELECT 1 AS k UNION SELECT 2 UNION SELECT 3) \
+             SELECT lock_id, UNHEX(LPAD(HEX(i * 4 + k), 32, '0')), place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info \
+             FROM n, one, three",
+        )
+        .await
+        .expect("claims");
+    server.admin("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 HOUR").await.expect("age");
+    let left = async || server.admin("SELECT COUNT(*) FROM resource_lock_claim").await.expect("count")[0][0].clone();
+    assert_eq!(left().await.as_deref(), Some("2702"));
+    store.remove_unused(WEEK).await.expect("gc");
+    assert_eq!(left().await.as_deref(), Some("0"));
 }
 
 async fn unused_locks_are_removed(ctx: Arc<Ctx>) {
