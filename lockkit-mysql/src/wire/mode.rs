@@ -2,8 +2,8 @@
 //!
 //! Claims that share a lock are rows of their own, and the lock's row then says that they do ([`GROUP_MARK`]). **But one that shares it with nobody
 //! is the lock's row**, as an exclusive lease is: with its token, and with a mark in front of the holder's name. So it takes one
-//! statement to come, and one to go. Before anything else, the next that comes makes a claim of it, and marks the row as
-//! shared, by a [transaction](crate::wire::order).
+//! statement to come, and one to go. Before anything else, the second that comes makes a claim of it, and marks the row as
+//! shared, by a [transaction](crate::wire::order); the others [come to both](crate::wire::sharing).
 
 use std::num::NonZeroU32;
 

@@ -16,8 +16,10 @@
 //!
 //! While claims share a lock, its row has no token, an `expires` that is that of the claim that lasts longest, and a `node_info`
 //! that begins with [`GROUP_MARK`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
-//! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text makes a claim of it before it
-//! does anything else, so that there is one form to go on from, and nobody waits behind such a row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
+//! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text here makes a claim of it before it
+//! does anything else, so that there is one form to go on from, and nobody waits behind such a row. The short texts of
+//! [`sharing`](crate::wire::sharing) leave it alone. A step whose condition does not hold is given NULL in place of the lock's id, and finds
+//! nothing.
 //!
 //! **A `SET` of several variables computes all values before it assigns any, and a `SELECT … INTO` one after the other**: what reads a
 //! variable that was just assigned is a statement of its own.
