@@ -129,7 +129,8 @@ impl ZkConfig {
         Ok(())
     }
 
-    /// A path in front of everything, as in ZooKeeper's own connect strings. It is created if it does not exist.
+    /// A path in front of everything, as in ZooKeeper's own connect strings. A store creates it if it does not exist; a
+    /// [`ZkResource`](crate::fenced::ZkResource) does not.
     #[must_use]
     pub fn chroot(mut self, chroot: impl Into<String>) -> Self {
         self.chroot = chroot.into();
@@ -191,6 +192,11 @@ impl ZkConfig {
         self
     }
 
+    /// The chroot as paths begin with it: without a slash at its end, so empty if there is none.
+    pub(crate) fn prefix(&self) -> &str {
+        self.chroot.trim_end_matches('/')
+    }
+
     /// The servers with their ports.
     pub(crate) fn addresses(&self) -> Vec<String> {
         let with_port = |server: &String| match server.rsplit_once(':') {
@@ -240,7 +246,7 @@ impl ZkConfig {
             }
             _ => {}
         }
-        Ok(Names::new(&format!("{}{}", self.chroot.trim_end_matches('/'), self.base)))
+        Ok(Names::new(&format!("{}{}", self.prefix(), self.base)))
     }
 }
 

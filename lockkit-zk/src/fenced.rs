@@ -19,6 +19,10 @@
 //! is one multi-operation that also checks the version of the fence's node, so that it fails if another holder came in
 //! between. The fence of a reader has that of the last writer behind it: `<fence> <writer's fence>`. Both nodes are persistent;
 //! their parents must exist. Every client that changes the value must do it so: a plain `setData` asks for no fence.
+//!
+//! Paths lie below the [chroot](ZkConfig::chroot), as locks do, so that services with a chroot each don't meet: with the chroot `/app` the
+//! value at `/a` is in the node `/app/a`, and its fence in `/app/a.highest-fence`. A resource makes no chroot. (Former versions ignored the
+//! chroot; `docs/backends/zookeeper.md` says how both nodes are moved.)
 
 use std::{fmt, sync::Arc};
 
@@ -81,7 +85,7 @@ enum Act<'a> {
 }
 
 impl ZkResource {
-    /// Connects to the ensemble that keeps the value in the node at this path, below the configuration's chroot.
+    /// Connects to the ensemble that keeps the value in the node at this path, below the configuration's chroot, which must exist.
     ///
     /// # Errors
     /// `InvalidInput` for a wrong configuration or path; `Denied`, `Unavailable` or `TimedOut` if there is no session
@@ -96,7 +100,7 @@ impl ZkResource {
         Ok(resource)
     }
 
-    /// The value at another path, in the same session.
+    /// The value at another path below the same chroot, in the same session.
     #[must_use]
     pub fn at(&self, path: impl Into<String>) -> Self {
         Self { path: path.into(), ..self.clone() }
@@ -109,8 +113,13 @@ impl ZkResource {
         Err(Error::invalid(format!("{:?} is no path of a node; it looks like /a/b", self.path)))
     }
 
+    /// The path of the value's node, as the servers know it.
+    fn node(&self) -> String {
+        format!("{}{}", self.shared.config.prefix(), self.path)
+    }
+
     fn fence_path(&self) -> String {
-        format!("{}{FENCE_NODE}", self.path)
+        format!("{}{FENCE_NODE}", self.node())
     }
 
     async fn change(&self, fence: Fence, act: Act<'_>) -> Result<Admission> {
@@ -129,7 +138,7 @@ impl ZkResource {
             }
             let act = match act {
                 Act::Write { value, .. } => {
-                    let stat = client.check_stat(&self.path);
+                    let stat = client.check_stat(&self.node());
                     Act::Write { value, exists: self.shared.bounded(&client, Sent::ReadOnly, stat).await?.is_some() }
                 }
                 claim => claim,
@@ -167,7 +176,7 @@ impl ZkResource {
         act: Act<'_>,
     ) -> Result<bool, zk::Error> {
         let options = CreateMode::Persistent.with_acls(self.shared.config.acls());
-        let (path, text) = (self.fence_path(), text(after));
+        let (node, path, text) = (self.node(), self.fence_path(), text(after));
         let mut all: MultiWriter<'_> = client.new_multi_writer();
         match (before.version, act) {
             (None, _) => all.add_create(&path, text.as_bytes(), &options)?,
@@ -178,8 +187,8 @@ impl ZkResource {
             (Some(version), _) => all.add_set_data(&path, text.as_bytes(), Some(version))?,
         }
         match act {
-            Act::Write { value, exists: true } => all.add_set_data(&self.path, value, None)?,
-            Act::Write { value, exists: false } => all.add_create(&self.path, value, &options)?,
+            Act::Write { value, exists: true } => all.add_set_data(&node, value, None)?,
+            Act::Write { value, exists: false } => all.add_create(&node, value, &options)?,
             Act::Read | Act::Claim => {}
         }
         match all.commit().await {
@@ -201,11 +210,11 @@ impl ZkResource {
 
     async fn look(&self) -> Result<Option<Vec<u8>>> {
         self.checked()?;
-        let client = self.shared.client().await?;
+        let (client, node) = (self.shared.client().await?, self.node());
         let read = async {
             // The server that is asked may lag behind; after a sync it has all that was committed before.
-            client.sync(&self.path).await?;
-            match client.get_data(&self.path).await {
+            client.sync(&node).await?;
+            match client.get_data(&node).await {
                 Err(zk::Error::NoNode) => Ok(None),
                 other => other.map(|(data, _)| Some(data)),
             }

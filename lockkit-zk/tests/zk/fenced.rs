@@ -101,6 +101,33 @@ async fn a_path_that_is_none_and_a_missing_parent_are_said() {
     assert_eq!(orphan.read().await.expect("read"), None);
 }
 
+/// As locks do: services that share an ensemble have a chroot each, and the same paths below it.
+#[tokio::test]
+async fn values_lie_below_the_chroot() {
+    let (server, options) = (Server::start().await, CreateMode::Persistent.with_acls(Acls::anyone_all()));
+    let raw = server.raw().await;
+    for (chroot, value, fence) in [("/x", b"x", 5), ("/y", b"y", 3)] {
+        raw.create(chroot, b"", &options).await.expect("the chroot");
+        let resource = ZkResource::connect(server.config().chroot(chroot), "/a").await.expect("connect");
+        for resource in [resource.clone(), resource.at("/b")] {
+            // The second one changes nodes that the first one has made.
+            for fence in [fence, fence + 1] {
+                let written = resource.write(Fence::new(fence), value).await.expect("write");
+                assert_eq!(written, Admission::Admitted, "it met {chroot}'s neighbour");
+            }
+            assert_eq!(resource.read().await.expect("read").as_deref(), Some(&value[..]));
+        }
+        for path in ["/a", "/b"] {
+            assert_eq!(raw.get_data(&format!("{chroot}{path}")).await.expect("the value").0, value);
+            let highest = raw.get_data(&format!("{chroot}{path}.highest-fence")).await.expect("the fence").0;
+            assert_eq!(String::from_utf8_lossy(&highest), (fence + 1).to_string());
+            assert!(raw.check_stat(path).await.expect("stat").is_none(), "{path} is in front of the chroot");
+        }
+    }
+    let root = ZkResource::connect(server.config().chroot("/"), "/x/a").await.expect("connect");
+    assert_eq!(root.read().await.expect("read").as_deref(), Some(&b"x"[..]));
+}
+
 /// Also before there is a fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_that_is_deleted_while_it_is_written_is_made_anew() {
