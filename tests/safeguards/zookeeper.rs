@@ -82,8 +82,12 @@ safeguards! {
         by "lockkit-zk/lib::wire::fence::tests::no_two_grants_overlap";
     zk_taken_up_heard in RENEW
         "A holder whose lease is taken up by another client hears of it at once"
-        "«claimed.written && !claimed.releasing»;" => "false"
+        "NodeDataChanged && «claimed.written»;" => "false"
         by "lockkit-zk/zk::taken_up::a_holder_hears_at_once_that_its_lease_is_taken_up";
+    zk_taken_up_and_dropped in RENEW
+        "So does one whose own process takes the lease up, and awaits no answer"
+        "NodeDataChanged && «claimed.written»;" => "claimed.written && !claimed.releasing"
+        by "lockkit-zk/zk::taken_up::a_holder_hears_at_once_of_what_took_its_lease_up_and_was_dropped";
     zk_fence_room in FENCE
         "A mistyped floor does not use up the fences of a lock"
         "{ MAX } else { «MAX - FENCE_ROOM» };" => "MAX"

@@ -314,7 +314,7 @@ async fn mind(minded: Minded, watch: Watched) {
         deleted = is_held && event == zk::EventType::NodeDeleted;
         // A lease that takes the place writes to the node before it deletes it, and a watch tells of one thing only. While a write of the
         // holder is not answered, `written` is false: such an event is its own.
-        touched = is_held && event == zk::EventType::NodeDataChanged && claimed.written && !claimed.releasing;
+        touched = is_held && event == zk::EventType::NodeDataChanged && claimed.written;
         // Its release may be repeated, and has to find it as it was.
         if deleted && !claimed.releasing {
             claimed.stage = Stage::Gone;

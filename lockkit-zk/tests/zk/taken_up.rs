@@ -5,8 +5,8 @@ use std::{pin::pin, time::Duration};
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, Fence, LockStore, LossReason, Mode, Outcome, Release, Renewal, Renewed,
 };
-use lockkit_testkit::faults::{Direction, poll_until};
-use lockkit_zk::ZkStore;
+use lockkit_testkit::faults::{Direction, Proxy, poll_until};
+use lockkit_zk::{ZkConfig, ZkStore};
 use tokio::time::{Instant, sleep, timeout};
 use zookeeper_client::Client;
 
@@ -154,6 +154,29 @@ async fn a_holder_hears_at_once_that_its_lease_is_taken_up() {
         assert!(taken.is_held());
         assert_eq!(taken.release().await.expect("release"), Outcome::Released);
     }
+}
+
+/// By a task of its own process that is dropped while the answer is on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_hears_at_once_of_what_took_its_lease_up_and_was_dropped() {
+    let server = Server::start().await;
+    let (raw, proxy) = (server.raw().await, Proxy::start(server.0.addr()).await.expect("proxy"));
+    let store = connect(ZkConfig::new([proxy.addr().to_string()])).await;
+    let (holder, taker) = (locker(&store), locker(&store));
+    let guard = holder.lock("a").ttl(Duration::from_secs(20)).acquire().await.expect("acquire");
+    // Its node is watched from then on.
+    guard.renew().await.expect("renew");
+    let before = children(&raw, "a").await;
+    proxy.delay(Direction::ToClient, Duration::from_millis(500));
+    let lock = taker.lock("a");
+    tokio::select! {
+        taken = lock.resume(guard.token()) => panic!("it was answered: {taken:?}"),
+        () = eventually("it has the place", async || children(&raw, "a").await != before) => {}
+    }
+    proxy.heal();
+    let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("it is told only when it renews");
+    assert!(matches!(reason, LossReason::Taken | LossReason::Gone), "{reason}");
+    eventually("nobody wants it", async || children(&raw, "a").await.is_empty()).await;
 }
 
 /// Each hand-over has the next of the fences that the first node stands for, so that nothing is left of a name that is used once.
