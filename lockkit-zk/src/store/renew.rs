@@ -227,9 +227,7 @@ impl<'a> PendingRenewal<'a> {
         let explicit = change_grant(session, &self.renewal.claim, node, |grant, written| {
             (grant.explicit, *written) = (true, false);
         });
-        // What is about to take the place of the lease may count on a node that says none.
-        let is_ending = session.claimed(&self.renewal.claim.token).is_none_or(|claimed| claimed.releasing);
-        let Some(grant) = explicit.filter(|_| !is_ending) else { return Err(overtaken()) };
+        let Some(grant) = explicit else { return Err(overtaken()) };
         let (own, version) = ((&*node.name, grant.value()), stat.map(|stat| stat.version));
         if !session.write_fence_record(lock, raised, version, own, bound).await? {
             return Err(overtaken());

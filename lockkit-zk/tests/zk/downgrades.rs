@@ -1,12 +1,12 @@
 //! Writers that become readers.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, Hold, LockStore, LossReason, Mode, Release,
     Renewal, Renewed,
 };
-use lockkit_testkit::faults::{Direction, Proxy};
+use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
 
 use crate::support::*;
@@ -265,4 +265,71 @@ async fn what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_mean
         let next = granted(next.expect("in place"));
         assert!(next.fence > raised, "{name}: {} is not above {raised}", next.fence);
     }
+}
+
+/// Another task of the same store asks, and has come so far by then, for each of its awaits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_takes_the_place_of_a_lease_of_its_own_store_has_a_fence_above_what_that_raises_meanwhile() {
+    const PATIENCE: Duration = Duration::from_secs(40);
+    let server = Server::start().await;
+    let store = connect(server.config().timeout(PATIENCE / 4)).await;
+    for kind in ["kept", "read"] {
+        let (mut raises, mut is_over) = (0, false);
+        for polls in 1..=50 {
+            let holder = claim(&format!("{kind}-{polls}"));
+            let held = hold(&store, &holder).await;
+            let asked = if kind == "kept" { keeping(&holder, PATIENCE) } else { in_place_of(&holder) };
+            let asked = AcquireRequest { ttl: PATIENCE, ..asked };
+            let mut asking = pin!(store.acquire(&asked));
+            let early = poll_until(asking.as_mut(), polls, || {}).await;
+            is_over = early.is_some();
+            let raised = held.fence.offset(1_000_000);
+            let renewal = [Renewal { fence_floor: Some(raised), ..Renewal::new(holder.clone(), TTL) }];
+            let renewed = store.renew(&renewal).await.remove(0);
+            let renewed = renewed.unwrap_or_else(|e| panic!("{kind}, asked by poll {polls}: {e}"));
+            let next = match early {
+                Some(answer) => answer,
+                None => asking.await,
+            };
+            let next = granted(next.expect("in place"));
+            match renewed {
+                Renewed::Held(_) => {
+                    raises += 1;
+                    assert!(next.fence > raised, "{kind}, poll {polls}: {} is not above {raised}", next.fence);
+                }
+                Renewed::Lost(reason) => assert_eq!(reason, LossReason::Taken, "{kind}, poll {polls}"),
+            }
+            if is_over {
+                break;
+            }
+        }
+        assert!(is_over && raises >= 2, "{kind}: {raises} raises, and it comes to an end: {is_over}");
+    }
+}
+
+/// Its transaction never arrives, and the store does not know that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_whose_place_nobody_took_raises_its_fences() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let holder = claim("a");
+    let held = hold(&store, &holder).await;
+    let (seen, go_on) = pause_at(&proxy, "lockkit:1:1:".to_owned());
+    let asked = in_place_of(&holder);
+    let (answer, ()) = tokio::join!(store.acquire(&asked), async {
+        seen.notified().await;
+        proxy.hold(Direction::ToServer);
+        go_on.send(()).expect("it is waited for");
+    });
+    assert_eq!(answer.expect_err("it has not arrived").effect(), Effect::Unknown);
+    // What is held is lost with the connection.
+    proxy.cut().await;
+    proxy.heal();
+    let raised = held.fence.offset(1_000_000);
+    let renewal = [Renewal { fence_floor: Some(raised), ..Renewal::new(holder.clone(), TTL) }];
+    let renewed = insist("raise", async || store.renew(&renewal).await.remove(0)).await;
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    free(&store, &holder).await;
+    let next = claim("a");
+    assert!(hold(&store, &next).await.fence > raised);
 }
