@@ -66,8 +66,6 @@ impl Keeping<'_> {
                 return Ok(Attempt::Granted(hold));
             }
             let Some(giver) = place.giver(&children).await? else { return Ok(place.refuse(&children)) };
-            let list = place.session.names.windows();
-            place.session.make_directory(&list, place.bound).await.map_err(Error::unknown_effect)?;
             if let Some(hold) = self.replace(&giver).await? {
                 return Ok(Attempt::Granted(hold));
             }
@@ -77,11 +75,17 @@ impl Keeping<'_> {
 
     /// Puts the record in the place of the node; `None` if something is not as it was thought to be.
     async fn replace(&self, giver: &Giver) -> Result<Option<Hold>> {
-        let request = self.place.request;
-        let (fence, write) = self.place.fence(giver)?;
+        let (place, request) = (&self.place, self.place.request);
+        let (fence, write) = place.fence(giver)?;
         let millis = Window::millis(request.ttl);
         let window = Window { millis, due: windows::due(millis), fence, holder: request.holder.clone() };
         let mut done = self.commit(giver, &window, write, true).await;
+        if done.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
+            // The list is missing, or the node that was to go: another look tells. Making the list each time would cost each window a write.
+            let list = place.session.names.windows();
+            place.session.make_directory(&list, place.bound).await.map_err(Error::unknown_effect)?;
+            return Ok(None);
+        }
         if done.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoAuth)) {
             // The list may be another user's, who has other locks in the same root.
             done = self.commit(giver, &window, write, false).await;

@@ -1,7 +1,10 @@
 //! Locks that are kept when their holder is done.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -273,7 +276,7 @@ async fn a_request_to_keep_that_is_dropped_at_any_moment_is_settled_by_the_next(
             let holder = claim("a");
             let held = hold(&store, &holder).await;
             if is_first && listed(&raw).await == 0 {
-                // It has to be made before the transaction.
+                // The transaction is refused, and it has to be made before the next one.
                 drop(raw.delete("/lockkit/%kept", None).await);
             }
             let asked = keeping(&holder, HOUR);
@@ -339,6 +342,32 @@ async fn a_lock_is_kept_though_the_reply_is_lost() {
         assert_eq!(other.release(&holder).await.expect("release"), Release::NotHeld(LossReason::Taken));
         free(&other, &kept.claim).await;
         assert!(children(&raw, "a").await.is_empty());
+    }
+}
+
+/// To ask for it each time would cost a write through the leader, which is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_list_of_all_windows_is_made_only_where_it_is_missing() {
+    let server = Server::start().await;
+    let (raw, proxy) = (server.raw().await, Proxy::start(server.0.addr()).await.expect("proxy"));
+    let store = connect(ZkConfig::new([proxy.addr().to_string()])).await;
+    // The kind of the request, which makes a container, the length of the path, and the path.
+    let creation = [&[0, 0, 0, 19, 0, 0, 0, 14], "/lockkit/%kept".as_bytes()].concat();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    proxy.rewrite_requests(move |requests| {
+        let creations = requests.windows(creation.len()).filter(|part| *part == creation).count();
+        counted.fetch_add(creations, Ordering::Relaxed);
+        requests
+    });
+    for times in 1..=2 {
+        for name in ["a", "b", "c"] {
+            let kept = keep(&store, name, HOUR).await;
+            assert_eq!((listed(&raw).await, count.load(Ordering::Relaxed)), (1, times), "{name}");
+            free(&store, &kept.claim).await;
+        }
+        // As the servers do with an empty one.
+        raw.delete("/lockkit/%kept", None).await.expect("the list");
     }
 }
 
