@@ -160,6 +160,10 @@ safeguards! {
         "A reader that was a writer raises the fences from the writer's place in the queue"
         "let node = Node { name, czxid: «giver.czxid», sequence };" => "giver.czxid + 1000"
         by "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers";
+    zk_place_taken in REPLACE
+        "A lease whose place was taken is not said to be as it was when the next answer is an error"
+        "«session.update(self.claim.token, |claimed| claimed.stage = Stage::Queued(node.clone()))»;" => "true"
+        by "lockkit-zk/zk::taken_up::a_lease_that_was_taken_up_is_not_said_to_be_as_it_was";
     zk_place_in_turn in IN_PLACE
         "A lease that took the place of another has the place of that one among those that wait, and not that of its own node"
         "(«fence::place_of(record, fence, span).min(stat.czxid)»," => "stat.czxid"

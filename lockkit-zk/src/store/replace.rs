@@ -123,6 +123,8 @@ impl Replacing<'_> {
         let stat = async { session.read(bound, Box::pin(session.client.check_stat(&path))).await };
         let (done, stat) = tokio::join!(done, stat);
         done?;
+        // Whatever becomes of the question behind it, the other lease is over, and the claim has a node.
+        session.update(self.claim.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
         let Some(stat) = stat? else { return Ok(false) };
         if !session.owns(stat.ephemeral_owner) {
             return Err(session.replaced());

@@ -3,7 +3,8 @@
 use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Fence, LockStore, LossReason, Mode, Outcome, Release, Renewal, Renewed,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Outcome, Release, Renewal,
+    Renewed,
 };
 use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
@@ -237,6 +238,40 @@ async fn a_lease_whose_reply_is_lost_is_taken_up_by_its_claim_alone() {
     assert!(is_held(&receiver, &hold.claim).await);
     free(&receiver, &hold.claim).await;
     free(&other, &next.granted().await.claim).await;
+    assert!(children(&raw, "a").await.is_empty());
+}
+
+/// The next question, whose node it is, is answered with an error that says of itself that it had no effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_was_taken_up_is_not_said_to_be_as_it_was() {
+    const NO_AUTH: i32 = -102;
+    let server = Server::start().await;
+    let (raw, (store, proxy)) = (server.raw().await, server.proxied(Duration::from_secs(20)).await);
+    let giver = claim("a");
+    let held = hold(&store, &giver).await;
+    let asked = in_place_of(&giver);
+    let (node, mut is_done, mut is_spoilt) = (node_of(&asked.claim), false, false);
+    proxy.rewrite_replies(move |mut replies| {
+        let mut rest = &mut replies[..];
+        while let Some(length) = rest.first_chunk() {
+            let length = usize::try_from(u32::from_be_bytes(*length)).expect("a length");
+            let Some((reply, after)) = rest.split_at_mut_checked(4 + length) else { break };
+            // Its length, the number of its request, that of the last transaction, and the error. Events have negative numbers.
+            if is_done && !is_spoilt && reply[4] == 0 {
+                reply[16..20].copy_from_slice(&NO_AUTH.to_be_bytes());
+                is_spoilt = true;
+            }
+            is_done |= reply.windows(node.len()).any(|part| part == node.as_bytes());
+            rest = after;
+        }
+        replies
+    });
+    let error = store.acquire(&asked).await.expect_err("the answer was spoilt");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::Unknown), "{error}");
+    assert_eq!(lost(renew(&store, &giver).await), LossReason::Taken);
+    let taken = granted(store.acquire(&asked).await.expect("ask again"));
+    assert_eq!(taken.fence, held.fence.offset(1));
+    free(&store, &taken.claim).await;
     assert!(children(&raw, "a").await.is_empty());
 }
 
