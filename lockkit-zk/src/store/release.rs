@@ -95,7 +95,11 @@ async fn release_all(session: &Arc<Session>, claim: &Claim, foreign: bool, bound
     {
         return Ok(ended);
     }
-    let (holders, waiters) = queue::holders(&children);
+    let (mut holders, waiters) = queue::holders(&children);
+    if window::is_kept(&children) {
+        // The first in the queue waits, too.
+        holders.clear();
+    }
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
         let holds = holders.contains(&node);
