@@ -322,7 +322,7 @@ async fn a_lease_whose_place_nobody_took_raises_its_fences() {
         go_on.send(()).expect("it is waited for");
     });
     assert_eq!(answer.expect_err("it has not arrived").effect(), Effect::Unknown);
-    // What is held is lost with the connection.
+    // All that is held is lost with the connection.
     proxy.cut().await;
     proxy.heal();
     let raised = held.fence.offset(1_000_000);
