@@ -68,12 +68,12 @@ impl Owner {
 
     pub(crate) async fn acquire(&self, ask: &Ask, limit: Limit, doubts: &mut Doubts) -> Result<Option<Arc<Lease>>> {
         let engine = &self.engine;
-        engine.check_open()?;
+        engine.check_open().map_err(|error| doubts.leave_open(error))?;
         let slot = self.slot(&ask.key);
         // From before the look at what there is, so that nothing comes unnoticed.
         let mut came = pin!(slot.came.notified());
         came.as_mut().enable();
-        if let Some(nested) = slot.nest(engine, ask, limit).await? {
+        if let Some(nested) = slot.nest(engine, ask, limit).await.map_err(|error| doubts.leave_open(error))? {
             return Ok(Some(nested));
         }
         // Each asks for itself: one that waited for another's answer would wait for ever if that is not polled any more.
@@ -85,7 +85,8 @@ impl Owner {
                 () = &mut came => {
                     came.set(slot.came.notified());
                     came.as_mut().enable();
-                    if let Some(nested) = slot.nest(engine, ask, limit).await? {
+                    // A claim of its own may be at the store.
+                    if let Some(nested) = slot.nest(engine, ask, limit).await.map_err(Error::unknown_effect)? {
                         return Ok(Some(nested));
                     }
                 }

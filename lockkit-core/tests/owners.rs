@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Error, ErrorKind, Liveness, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result,
+    Effect, Error, ErrorKind, Liveness, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result,
 };
 use lockkit_testkit::{Alter, Altered, Slow, calls::eventually, faults::poll_until};
 use tokio::sync::Notify;
@@ -79,6 +79,26 @@ async fn one_that_reads_is_told_so_while_it_waits_to_write() -> Result<()> {
     );
     assert_eq!(again.release().await?, Outcome::Released);
     assert_eq!(prices.write().acquire().await?.release().await?, Outcome::Released);
+
+    // Another task of the owner comes to read, while the claim of the one that waits to write is at the store.
+    let held = other.rw_lock("x").write().acquire().await?;
+    let waiting = async |number| {
+        eventually("it waits", async || {
+            other.lock("x").inspect_queue().await.is_ok_and(|state| state.waiters == Some(number))
+        })
+        .await;
+    };
+    let read = prices.read();
+    let reader = tokio::spawn(async move { read.acquire().await });
+    waiting(1).await;
+    let write = prices.write();
+    let writer = tokio::spawn(async move { write.acquire().await });
+    waiting(2).await;
+    assert_eq!(held.release().await?, Outcome::Released);
+    let reader = reader.await.expect("no panic")?;
+    let error = writer.await.expect("no panic").expect_err("the owner reads");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::Unknown));
+    assert_eq!(reader.release().await?, Outcome::Released);
     Ok(())
 }
 

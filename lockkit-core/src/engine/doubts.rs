@@ -26,7 +26,7 @@ impl Doubts {
     }
 
     /// Says of an error what is true of all that the caller asked for.
-    pub(super) fn leave_open(&mut self, error: Error) -> Error {
+    pub(crate) fn leave_open(&mut self, error: Error) -> Error {
         if self.latest().is_some() { error.unknown_effect() } else { error }
     }
 
