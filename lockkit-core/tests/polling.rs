@@ -5,7 +5,7 @@ mod paused;
 use std::{
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, KeyState, LockStore, Locker, MemoryStore, Query, Result, Waiting,
+    AcquireRequest, Attempt, Contention, KeyState, Lock, LockStore, Locker, MemoryStore, Query, Result, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
 use tokio::time::Instant;
@@ -84,9 +84,21 @@ async fn a_waiter_is_found_soon_after_a_release() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
-    let store = MemoryStore::new();
+    let (inspections, attempts) = cost_of_a_thousand(Duration::from_secs(2), |lock| lock).await?;
+    // 1000 locks polled one by one at 250 ms would be 8000 queries.
+    assert!((4..200).contains(&inspections), "{inspections} queries in 2 s for 1000 waiters");
+    assert_eq!(attempts, 0, "nothing was free, and yet it was asked for");
+    // Those in order ask for their places again every two seconds, and look no more often for that.
+    let (inspections, _) = cost_of_a_thousand(Duration::from_secs(4), Lock::fifo).await?;
+    assert!((8..200).contains(&inspections), "{inspections} queries in 4 s for 1000 waiters in order");
+    Ok(())
+}
+
+/// How often the store is looked at, and asked, in so long, while a thousand locks that stay held are waited for.
+async fn cost_of_a_thousand(time: Duration, kind: fn(Lock) -> Lock) -> Result<(usize, usize)> {
+    let store = paused_store();
     let holder = Locker::new(store.clone());
     let polled = Polled::new(&store);
     let (inspections, attempts) = (Arc::clone(&polled.inspections), Arc::clone(&polled.attempts));
@@ -95,21 +107,76 @@ async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
     let mut waiters = Vec::new();
     for number in 0..1000 {
         guards.push(holder.lock(number.to_string()).acquire().await?);
-        let lock = locker.lock(number.to_string());
+        let lock = kind(locker.lock(number.to_string()));
         waiters.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
+        // They do not come all at once.
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     inspections.store(0, Ordering::SeqCst);
     attempts.store(0, Ordering::SeqCst);
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let (inspections, attempts) = (inspections.load(Ordering::SeqCst), attempts.load(Ordering::SeqCst));
-    // 1000 locks polled one by one at 250 ms would be 8000 queries.
-    assert!((4..200).contains(&inspections), "{inspections} queries in 2 s for 1000 waiters");
-    assert_eq!(attempts, 0, "nothing was free, and yet it was asked for");
+    tokio::time::sleep(time).await;
+    let asked = (inspections.load(Ordering::SeqCst), attempts.load(Ordering::SeqCst));
     drop(guards);
     for waiter in waiters {
         waiter.await.expect("no panic")?;
     }
+    Ok(asked)
+}
+
+/// As soon as nobody waits any more nothing is looked at.
+#[tokio::test(start_paused = true)]
+async fn who_has_left_costs_no_queries() -> Result<()> {
+    let store = paused_store();
+    let _held = Locker::new(store.clone()).lock("x").acquire().await?;
+    let polled = Polled::new(&store);
+    let inspections = Arc::clone(&polled.inspections);
+    let lock = Locker::new(Altered(polled)).lock("x");
+    assert!(lock.acquire_within(Duration::from_secs(1)).await?.is_none());
+    let before = inspections.load(Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(inspections.load(Ordering::SeqCst), before);
+    Ok(())
+}
+
+/// A rival is faster once, when the lock is seen to be free, and goes at once.
+#[derive(Debug)]
+struct Beaten {
+    inner: Altered<Polled>,
+    rival: Lock,
+    since: Arc<OnceLock<Instant>>,
+}
+
+#[async_trait]
+impl Alter for Beaten {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if self.inner.0.attempts.load(Ordering::SeqCst) != 1 {
+            return self.inner.acquire(request).await;
+        }
+        let _guard = self.rival.acquire().await?;
+        self.since.get_or_init(Instant::now);
+        self.inner.acquire(request).await
+    }
+}
+
+/// However long it was held before: what changes hands will change hands again.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_went_to_another_is_looked_at_soon() -> Result<()> {
+    let store = paused_store();
+    let other = Locker::new(store.clone()).lock("x");
+    let (held, since) = (other.acquire().await?, Arc::default());
+    let beaten = Beaten { inner: Altered(Polled::new(&store)), rival: other, since: Arc::clone(&since) };
+    let lock = Locker::new(Altered(beaten)).lock("x");
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(held.release().await?, lockkit_core::Outcome::Released);
+    assert!(waiting.await.expect("no panic")?.is_held());
+    let waited = since.get().expect("it was beaten").elapsed();
+    assert!(waited < Duration::from_millis(50), "{waited:?}");
     Ok(())
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Each lock has its own pace. It is asked for after 2 ms at first; when nothing has changed ten times in a row, each
 //! further pause is half as long again, up to 250 ms. A new holder makes it fast again, for what changes hands will change
-//! hands again. Locks whose time comes at about the same moment share one query, so that a thousand waiters for locks that
-//! are held for long cost the store four queries a second.
+//! hands again. A lock that nobody waits for any more keeps its pace until its time comes: whoever has a place in the store's
+//! queue asks for that again every two seconds, and is soon back. Locks whose time comes at about the same moment share one
+//! query, so that a thousand waiters for locks that are held for long cost the store four queries a second.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,7 @@ const SLOWEST: Duration = Duration::from_millis(250);
 /// So often a lock is asked for at the fastest pace: those that are held for some milliseconds are free by then.
 const FAST: u32 = 10;
 
-/// The locks that somebody of this `Locker` waits for.
+/// The locks that somebody of this `Locker` waits for, or did until just now.
 #[derive(Debug, Default)]
 pub(super) struct Poller {
     awaited: Mutex<Awaited>,
@@ -129,15 +130,17 @@ impl Engine {
 }
 
 impl Poller {
-    /// When the next lock is to be asked for; `None`, and the end of the task, if nobody waits.
+    /// When the next lock is to be asked for, or forgotten; `None`, and the end of the task, if there is none.
     fn next_due(&self) -> Option<Instant> {
         unpoisoned(&self.awaited).locks.values().map(|lock| lock.due).min()
     }
 
-    /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause.
+    /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause. Forgets those
+    /// that are due and that nobody waits for.
     fn take_due(&self, now: Instant) -> Vec<LockKey> {
         let mut awaited = unpoisoned(&self.awaited);
-        let due = awaited.locks.iter_mut().filter(|(_, lock)| lock.due <= now + lock.pause / 4);
+        awaited.locks.retain(|_, lock| lock.is_awaited() || lock.due > now);
+        let due = awaited.locks.iter_mut().filter(|(_, lock)| lock.is_awaited() && lock.due <= now + lock.pause / 4);
         due.map(|(key, lock)| {
             lock.due = now + lock.pause * 7 / 8 + lock.pause / 4 * (random() % 256) / 256;
             key.clone()
@@ -191,6 +194,10 @@ impl Poller {
 }
 
 impl Watched {
+    fn is_awaited(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
     fn wake_all(&self) {
         for PolledWaiter { news, .. } in &self.waiters {
             news.was_held.store(true, Ordering::Relaxed);
@@ -219,11 +226,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         let mut awaited = unpoisoned(&self.0.poller.awaited);
         awaited.running = false;
+        awaited.locks.retain(|_, lock| lock.is_awaited());
         awaited.locks.values().for_each(Watched::wake_all);
     }
 }
 
-/// One that waits; the lock is asked for as long as there is one.
+/// One that waits; the lock is asked for as long as there is one, and forgotten soon after.
 struct PollGuard<'a> {
     engine: &'a Engine,
     key: &'a LockKey,
@@ -240,6 +248,8 @@ impl<'a> PollGuard<'a> {
             due: Instant::now() + FASTEST,
             holders: (0, None),
         });
+        // Its pace may have become faster since that was set: it was free, and went to another.
+        lock.due = lock.due.min(Instant::now() + lock.pause);
         lock.waiters.push(waiter.clone());
         Self { engine, key, waiter }
     }
@@ -252,7 +262,8 @@ impl Drop for PollGuard<'_> {
             if let Some(at) = lock.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.news, &self.waiter.news)) {
                 lock.waiters.swap_remove(at);
             }
-            if lock.waiters.is_empty() {
+            // The task forgets it when it is due. Without the task nobody would.
+            if !lock.is_awaited() && !awaited.running {
                 awaited.locks.remove(self.key);
             }
         }
