@@ -424,6 +424,28 @@ async fn a_store_that_comes_back_serves_all_who_wait() -> Result<()> {
     Ok(())
 }
 
+/// A store that waits for a lock says nothing meanwhile, and was well: an error long after another one is of another outage.
+#[tokio::test(start_paused = true)]
+async fn patience_begins_anew_after_a_wait_in_peace() -> Result<()> {
+    let store = SimStore::new();
+    let other = Locker::new(store.another_client()).lock("a").acquire().await?;
+    let locker = Locker::new(store.clone());
+    store.inject(Fault::REFUSED.on(Operation::Acquire));
+    let mut tasks = vec![tokio::spawn(acquiring(&locker))];
+    settle().await;
+    tasks.push(tokio::spawn(acquiring(&locker)));
+    sleep(millis(20_000)).await;
+    break_store(&store, Fault::REFUSED);
+    sleep(millis(50)).await;
+    store.heal();
+    assert!(tasks.iter().all(|task| !task.is_finished()), "patience is over after 50 ms");
+    assert_eq!(other.release().await?, Outcome::Released);
+    for task in tasks {
+        drop(timeout(TTL, task).await.expect("its turn").expect("no panic")?);
+    }
+    Ok(())
+}
+
 /// The tasks of one owner, too, of which one asks and the others wait for it.
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_its_own_owner_does_not_say_contended() -> Result<()> {

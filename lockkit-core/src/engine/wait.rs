@@ -273,10 +273,17 @@ impl Acquisition<'_> {
 
     fn request(&self, claim: Claim, span: u32, now: Moment) -> AcquireRequest {
         let mut request = AcquireRequest::new(claim, self.ask.terms.ttl, self.engine.settings.holder.clone());
-        request.wait = self.limit.left(now).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+        request.wait = self.limit.left(now).unwrap_or(LONGEST_WAIT).min(self.longest_wait());
         request.order = self.ask.order;
         (request.fence.floor, request.fence.span) = (self.ask.terms.fence_above, span);
         request
+    }
+
+    /// A store that is well again says nothing while it waits. After an error it is to be heard before patience would be over, or
+    /// the next error would seem to come of the same outage.
+    fn longest_wait(&self) -> Duration {
+        let hears_soon = |_| (self.engine.settings.patience / 2).clamp(Duration::from_millis(1), LONGEST_WAIT);
+        self.failing_since.map_or(LONGEST_WAIT, hears_soon)
     }
 
     /// What the store said counts for those, too, who wait in the local queue.
