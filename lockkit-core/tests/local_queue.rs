@@ -1,5 +1,7 @@
 //! The queue of one process: places in it belong to those that took them, and leases go on to those that may have them.
 
+mod paused;
+
 use std::{
     sync::{
         Arc,
@@ -10,10 +12,12 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Result,
+    AcquireRequest, Attempt, Capability, Error, ErrorKind, Fence, LockStore, Locker, MemoryStore, Outcome, Result,
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::time::timeout;
+
+use crate::paused::paused_store;
 
 /// How long anything awaited may take. Not how long it does take.
 const AWAITED: Duration = Duration::from_secs(20);
@@ -150,5 +154,44 @@ async fn the_lease_of_a_leader_is_handed_to_no_other() -> Result<()> {
     assert_eq!(resigned?, Outcome::Released);
     let next = next.expect("it is up")?;
     assert_ne!(Some(next.token()), led, "the leader's lease went on to another");
+    Ok(())
+}
+
+/// The memory store, which refuses at once to give the highest fence, also while the lock is held.
+#[derive(Debug)]
+struct Bounded(MemoryStore);
+
+#[async_trait]
+impl Alter for Bounded {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.fence.floor == Fence::new(u64::MAX) {
+            return Err(Error::new(ErrorKind::InvalidInput, "no fence is so high"));
+        }
+        self.0.acquire(request).await
+    }
+}
+
+/// An error about what one of them asked for says nothing to the others.
+#[tokio::test(start_paused = true)]
+async fn what_one_asked_in_vain_is_no_error_of_others() -> Result<()> {
+    let store = paused_store();
+    let _held = Locker::new(store.clone()).lock("x").acquire().await?;
+    let lock = Locker::new(Altered(Bounded(store))).lock("x");
+    let too_high = lock.clone().fence_above(Fence::new(u64::MAX));
+    let millis = Duration::from_millis;
+    // The second is up when the first has left; then the third asks, and hears nothing for as long as the lock is held.
+    let (first, second, _third, fourth) = tokio::join!(
+        lock.acquire_within(millis(200)),
+        too_high.acquire(),
+        timeout(millis(5000), lock.acquire()),
+        lock.acquire_within(millis(1000)),
+    );
+    assert!(first?.is_none());
+    assert_eq!(second.expect_err("it is too high").kind(), ErrorKind::InvalidInput);
+    assert!(fourth?.is_none(), "the lock is held");
     Ok(())
 }

@@ -296,6 +296,8 @@ impl Acquisition<'_> {
             Ok(Attempt::Contended(_)) if !in_doubt => queue.heard_held(sent),
             Ok(Attempt::Contended(_)) => queue.heard_in_doubt(),
             Ok(Attempt::Granted(_)) => {}
+            // It is about what this caller asked for.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {}
             Err(error) => queue.heard_error(error, now),
         });
     }
