@@ -37,6 +37,7 @@ pub(crate) async fn acquire(store: &RedlockStore, request: &AcquireRequest) -> R
         Some(rendezvous) => attempt.wait_at(rendezvous, request).await,
         None => None,
     };
+    let waited = quorum.config.clock.now().since(begun);
     // The fence granted there is above all that went before, and most likely what the others would grant next.
     let fence = opened.map_or_else(|| proposal(request), |opened| fence::exactly(opened, request.fence.span));
     let Refusal { contention, held_at } = match attempt.round(request, fence, waits).await? {
@@ -49,7 +50,8 @@ pub(crate) async fn acquire(store: &RedlockStore, request: &AcquireRequest) -> R
         Some(_) if opened.is_some() => Some(quorum.retry_delay()),
         Some(_) if is_time_up => Some(Duration::ZERO),
         None if is_time_up => contention.retry_after,
-        _ => Some(quorum.meet_again(key, &held_at)),
+        Some(_) => Some(quorum.meet_after(waited, key, &held_at)),
+        None => Some(quorum.meet_again(key, &held_at)),
     };
     Ok(Attempt::Contended(Contention { retry_after, holder: contention.holder, burnt: true }))
 }

@@ -25,6 +25,9 @@ use crate::{
 /// is lost.
 const SAFETY_POLL: Duration = Duration::from_secs(1);
 
+/// A wait that is over sooner, and in vain, is taken for none. Also how long to wait where no node lets anybody wait.
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
+
 impl Quorum {
     /// After how long to ask again after a refusal; notes where that call is to wait.
     pub(crate) fn meet_again(&self, key: &LockKey, held_at: &[usize]) -> Duration {
@@ -33,8 +36,20 @@ impl Quorum {
                 self.note_meeting(key, rendezvous);
                 Duration::ZERO
             }
-            None => self.retry_delay().max(Duration::from_millis(10)),
+            None => self.ask_again(),
         }
+    }
+
+    /// After how long to ask again where nobody says when.
+    fn ask_again(&self) -> Duration {
+        self.retry_delay().max(SHORTEST_WAIT)
+    }
+
+    /// As [`meet_again`](Self::meet_again), after a wait of this length that was in vain. A node that refuses all waits at once, such
+    /// as one whose user may not subscribe, is no place to meet at: the callers would ask for ever without a pause.
+    pub(crate) fn meet_after(&self, waited: Duration, key: &LockKey, held_at: &[usize]) -> Duration {
+        let again = self.meet_again(key, held_at);
+        if waited < SHORTEST_WAIT { again.max(self.ask_again()) } else { again }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -247,4 +247,45 @@ async fn who_waits_asks_seldom_and_gives_up_in_time() {
     assert!((3..=5).contains(&node.asked()), "asked {} times", node.asked());
     assert!(locker.lock("a").try_acquire().await.expect("try").is_none());
     assert!(node.asked() <= 6, "a try is one round");
+}
+
+/// A node whose user may hear of no release, so that each wait is refused at once.
+#[derive(Debug)]
+struct LetsNobodyWait {
+    inner: MemoryStore,
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Alter for LetsNobodyWait {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if !request.wait.is_zero() {
+            return Err(Error::new(ErrorKind::Denied, "no permission to subscribe"));
+        }
+        self.inner.acquire(request).await
+    }
+}
+
+/// Then there is no wait before the next round, and the pause between two rounds is all that keeps its callers from asking as fast as
+/// they can.
+#[tokio::test]
+async fn who_may_wait_nowhere_asks_seldom_too() {
+    let stores = memories(3);
+    hold(&quorum(&stores), &claim("a")).await;
+    let asked: [Arc<AtomicUsize>; 3] = Default::default();
+    let nodes = stores.iter().zip(&asked).map(|(inner, asked)| {
+        Node::new(Arc::new(Altered(LetsNobodyWait { inner: inner.clone(), asked: Arc::clone(asked) })))
+    });
+    let locker = Locker::new(RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum"));
+    let within = Duration::from_millis(500);
+    assert!(locker.lock("a").acquire_within(within).await.expect("acquire").is_none());
+    for asked in asked {
+        let asked = asked.load(Ordering::SeqCst);
+        assert!((3..100).contains(&asked), "asked {asked} times");
+    }
 }
