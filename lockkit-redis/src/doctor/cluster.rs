@@ -93,7 +93,8 @@ fn coverage(ranges: &[Range]) -> Finding {
         0 => Finding::ok("slots", "every slot belongs to a primary"),
         missing => {
             let summary = format!("{missing} of {SLOTS} slots belong to nobody: locks in them can't be taken");
-            let advice = "redis-cli --cluster fix";
+            // Whoever gets them knows nothing of the leases there, nor of a pause.
+            let advice = "redis-cli --cluster fix, but not before max_ttl has passed since the member that had them was last there";
             Finding::error(ErrorKind::Unavailable, "slots", summary, advice)
         }
     }
@@ -142,6 +143,15 @@ mod tests {
     fn two_primaries_are_too_few() {
         assert_eq!(majority(2, 4).severity, Severity::Warning);
         assert_eq!(majority(3, 0).severity, Severity::Ok);
+    }
+
+    #[test]
+    fn slots_of_nobody_are_not_given_away_before_their_leases_have_lapsed() {
+        let all = |last| coverage(&[Range { first: 0, last, addresses: Vec::new() }]);
+        assert_eq!(all(SLOTS - 1).severity, Severity::Ok);
+        let finding = all(SLOTS - 2);
+        assert!(finding.summary.starts_with("1 of 16384"), "{finding:?}");
+        assert!(finding.advice.contains("not before max_ttl"), "{finding:?}");
     }
 
     #[test]
