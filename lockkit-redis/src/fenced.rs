@@ -89,12 +89,15 @@ impl RedisResource {
     /// taken as it is.
     ///
     /// # Errors
-    /// `InvalidInput` for a wrong configuration; `Unsupported` for a cluster; `Denied`, `Unavailable` or `TimedOut` if the server can't be reached.
+    /// `InvalidInput` for a wrong configuration, and for one with `replicas`; `Unsupported` for a cluster; `Denied`, `Unavailable` or `TimedOut` if the server can't be reached.
     pub async fn connect(config: RedisConfig, key: impl Into<String>) -> Result<Self> {
         config.check()?;
         if matches!(config.topology, Topology::Cluster { .. }) {
             let why = "a fenced value is kept on one server: name it, or its sentinels, not a cluster";
             return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        if config.replicas > 0 {
+            return Err(Error::invalid("a fenced value waits for no replicas: leave out the option replicas"));
         }
         let (timeout, name) = (config.timeout, config.display_name().into());
         let dialer = Dialer::new(config, None, None, Arc::default(), Reconnections::default());

@@ -165,7 +165,11 @@ safeguards! {
         "A record is neither read nor written as long as too few replicas have it"
         "let Err(shortfall) = «replicas.confirm(&connection).await»" => "Ok(())"
         by "lockkit-redis/redis::replicas::a_record_that_the_replica_lacks_is_neither_read_nor_written";
-    // Resources with readers.
+    // Resources.
+    former_resource in CONNECTION
+        "A resource in Redis does not count what a former primary says after the switch"
+        "self.epoch.is_some() || «self.watches.is_some()»" => "false"
+        by "lockkit-redis/redis::fenced::what_the_former_primary_says_after_a_switch_does_not_count";
     last_writer_redis in SCRIPTS
         "A resource in Redis remembers the last writer beside a reader"
         "Script::new(&[«FENCED_SHARED_CODE»])" => r#"&*FENCED_SHARED_CODE.replace("fence .. ' ' .. writer", "fence").leak()"#

@@ -182,7 +182,7 @@ impl Connection {
         drop(operation);
         match outcome {
             // What a server says counts for nothing once it is known that another took over.
-            Some(Ok(_)) if self.epoch.is_some() && self.is_broken() => Err(error::taken_over(sent)),
+            Some(Ok(_)) if self.may_be_replaced() && self.is_broken() => Err(error::taken_over(sent)),
             Some(Ok(reply)) => {
                 self.received.fetch_add(1, Ordering::Relaxed);
                 if self.struck.load(Ordering::Relaxed) {
@@ -218,6 +218,11 @@ impl Connection {
             self.reconnections.add_one();
         }
         !is_broken
+    }
+
+    /// Whether another server can take over from this one. A fenced value has no epoch, but may have sentinels that say so.
+    fn may_be_replaced(&self) -> bool {
+        self.epoch.is_some() || self.watches.is_some()
     }
 
     /// Whether there is one operation under way at most.

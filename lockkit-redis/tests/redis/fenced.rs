@@ -1,17 +1,22 @@
 //! Values that check fences.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    ErrorKind, Fence, LockStore, Locker,
+    Effect, ErrorKind, Fence, LockStore, Locker,
     fenced::{Admission, FencedResource, SeenFences},
 };
 use lockkit_redis::{RedisStore, fenced::RedisResource};
-use lockkit_testkit::{AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers};
+use lockkit_testkit::{
+    AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers,
+    faults::{Direction, Proxy},
+};
+use tokio::time::timeout;
 
 use crate::{
+    herald::Herald,
     snag::Snag,
-    support::{Server, raw},
+    support::{Server, eventually, raw},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,4 +146,39 @@ async fn it_outlives_a_flush_of_the_scripts() {
     server.kill().await;
     let error = resource.claim(guard.fence()).await.expect_err("the server is gone");
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut), "{error}");
+}
+
+/// The former primary has written, and will be told to be a replica: what it wrote is gone then.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_former_primary_says_after_a_switch_does_not_count() {
+    let (former, next) = (Server::start().await, Server::start().await);
+    let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let proxy = Proxy::start(address(former.port())).await.expect("proxy");
+    let herald = Herald::start(proxy.addr()).await;
+    let url = format!("redis+sentinel://{}/{}?timeout=5s", herald.addr, Herald::PRIMARY);
+    let resource = RedisResource::connect(url.parse().expect("a URL"), "a").await.expect("connect");
+    let fence = Fence::new(7);
+    resource.write(fence, b"before").await.expect("write").ok().expect("admitted");
+    proxy.hold(Direction::ToClient);
+    let writer = resource.clone();
+    let writing = tokio::spawn(async move { writer.write(fence, b"late").await });
+    eventually("the former primary has written", async || raw::<String>(&mut former.raw(), "GET a") == "late").await;
+    herald.announce(address(next.port()));
+    eventually("the next primary is asked", async || {
+        // The former one would not answer.
+        matches!(timeout(Duration::from_millis(200), resource.read()).await, Ok(Ok(None)))
+    })
+    .await;
+    proxy.release(Direction::ToClient);
+    let error = writing.await.expect("task").expect_err("another server is in charge");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+}
+
+/// Nothing is promised in silence that is not kept.
+#[tokio::test]
+async fn an_option_that_is_for_locks_alone_is_refused() {
+    let server = Server::start().await;
+    let error = RedisResource::connect(server.config().replicas(1), "a").await.expect_err("no replicas");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+    assert!(error.message().contains("replicas") && error.to_string().lines().count() == 1, "{error}");
 }

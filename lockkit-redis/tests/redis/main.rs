@@ -14,6 +14,7 @@ mod fenced;
 mod fences;
 mod full;
 mod fuzz;
+mod herald;
 mod inspect;
 mod kinds;
 mod left;
