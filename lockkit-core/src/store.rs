@@ -256,7 +256,8 @@ pub struct Renewal {
     pub ttl: Duration,
     /// The count of nested holds, to be shown in the store.
     pub depth: u32,
-    /// Raise the store's fence counter for the key to at least this.
+    /// Raise the store's fence counter for the key to at least this: later grants are above it, and readers that come to share the
+    /// lock are not below.
     pub fence_floor: Option<Fence>,
     /// Show this name of the client that holds the lease from now on; `None` leaves the one that is there.
     pub holder: Option<HolderInfo>,

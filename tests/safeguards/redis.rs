@@ -44,6 +44,10 @@ safeguards! {
         "A reader that joins others is above all that was given out before it connected"
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("if not fence or tonumber(fence) < least then", "if not fence then"))"#
         by "lockkit-redis/redis::kinds::readers_of_a_group_that_came_back_are_above_writers_since";
+    group_raised in SCRIPTS
+        "A reader that joins others is not below the floor that one of them was renewed with"
+        "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("if fence and tonumber(fence) < least then", "if false then"))"#
+        by "lockkit/compliance::redis::modes::a_reader_keeps_the_floor_of_a_renewal";
     passed_by in SCRIPTS
         "A waiter whose connection is gone holds nobody up"
         "«Self::plain(numbered)»" => r#"Self::plain(numbered.replace("return answer.err or answer[2] > 0", "return answer.err or true"))"#

@@ -295,6 +295,8 @@ bugs! {
         "modes::a_resource_admits_all_that_share_the_lock" says "the writer before them came through";
     ReaderIgnoresFloor "A reader that joins others has their fence, whatever floor it asked for." =>
         "modes::a_reader_keeps_the_floor_it_asked_for" says "not above the floor";
+    ReaderIgnoresRaise "A reader that joins others has their fence, whatever floor one of them was renewed with." =>
+        "modes::a_reader_keeps_the_floor_of_a_renewal" says "is below the floor";
     ReadersFenceNotCounted "The fence of a reader that joins others counts for nothing with the next grant." =>
         "modes::a_reader_keeps_the_floor_it_asked_for" says "came after",
         "modes::a_resource_admits_all_that_share_the_lock" says "the next writer was refused";

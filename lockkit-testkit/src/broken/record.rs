@@ -273,6 +273,10 @@ impl LockRecord {
         let is_beside = mode == Mode::Shared && !self.leases.is_empty();
         // BUG: the number of those that are there will do.
         let joins = is_beside && (is_high_enough || bug == Some(Bug::ReaderIgnoresFloor));
+        // BUG: their number is the one that they came with.
+        if joins && bug == Some(Bug::ReaderIgnoresRaise) {
+            return self.leases.iter().map(|lease| lease.fence).max().unwrap_or_default();
+        }
         // BUG: the first reader takes the number that is there, too: the last writer's.
         if joins || mode == Mode::Shared && self.fence > 0 && bug == Some(Bug::ReaderHasWritersFence) {
             return self.fence;

@@ -3,12 +3,13 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    Guard, Hold, Lock, LockKey, LockStore, Locker, Mode, Moment, Outcome, Release, Renewed, Token,
+    Guard, Hold, Lock, LockKey, LockStore, Locker, Mode, Moment, Outcome, Release, Renewal, Renewed, Token,
     fenced::{FencedResource, MemoryResource},
 };
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, renew, request_as, resource::Resource, seen, wait_for_waiter,
+    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, grant_released, renew, request, request_as, resource::Resource,
+    seen, wait_for_waiter,
 };
 use crate::BoxError;
 
@@ -21,6 +22,7 @@ cases! { "modes":
     a_renewal_keeps_no_other_reader [SHARED_TTL] "Renewing one reader's lease does not extend that of another, dead reader."
     fences_order_readers_and_writers [SHARED_FENCES] "The fences of readers lie above those of the writers before them, and below those after (R9)."
     a_reader_keeps_the_floor_it_asked_for [SHARED_FENCES] "A reader that joins others is strictly above the floor that was asked for, and so is all after it."
+    a_reader_keeps_the_floor_of_a_renewal [SHARED_FENCES] "A floor given with a reader's renewal lifts those that join it later, and all that come after."
     a_resource_admits_all_that_share_the_lock [SHARED_FENCES] "A resource that checks fences lets in all readers that share the lock, whichever comes first, and refuses them after the next writer."
     a_resource_refuses_a_writer_that_readers_came_after [SHARED_FENCES] "A resource that checks fences refuses a writer once a later reader was there."
 }
@@ -156,6 +158,29 @@ async fn a_reader_keeps_the_floor_it_asked_for(ctx: Ctx) -> CaseResult {
     assert_eq!(one.release().await?, Outcome::Released);
     let writer = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
     assert!(writer.fence() > last, "a writer's fence {} is not above the readers' {last}", writer.fence());
+    Ok(())
+}
+
+async fn a_reader_keeps_the_floor_of_a_renewal(ctx: Ctx) -> CaseResult {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request_as(&key, Mode::Shared, LONG)?;
+    let hold = grant(&store, &mine).await?;
+    let mut floor = hold.fence;
+    for _ in 0..2 {
+        floor = floor.offset(1_000_000_000);
+        let renewal = Renewal { fence_floor: Some(floor), ..Renewal::new(mine.claim.clone(), LONG) };
+        match store.renew(&[renewal]).await.remove(0)? {
+            Renewed::Held(renewed) => assert_eq!(renewed.fence, hold.fence),
+            Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
+        }
+        let joins = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
+        assert!(joins.fence >= floor, "{} is below the floor {floor} of a renewal", joins.fence);
+        store.release(&joins.claim).await?;
+        floor = joins.fence;
+    }
+    store.release(&mine.claim).await?;
+    let writer = grant_released(&store, &request(&key, LONG)?).await?;
+    assert!(writer.fence > floor, "a writer's fence {} is not above {floor}", writer.fence);
     Ok(())
 }
 

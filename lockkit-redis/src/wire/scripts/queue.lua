@@ -373,8 +373,17 @@ if op == 'renew' then
   write_nothing()
   call('HSET', leases, me, lease)
   extend(ttl)
-  if floor ~= '' and tonumber(floor) > tonumber(call('GET', counter) or 0) then
-    next_fence(1, tonumber(floor))
+  if floor ~= '' then
+    local least, last = tonumber(floor), tonumber(call('GET', counter) or 0)
+    if least > last then
+      last = tonumber(next_fence(1, least) or last)
+    end
+    -- Readers that come later have the number of their group, and not the counter's.
+    local fence = match(value, '^#s:(%d+)')
+    if fence and tonumber(fence) < least then
+      value = '#s:' .. int(last) .. (run_mark or '')
+      call('SET', lock, value, 'KEEPTTL')
+    end
   end
   return {lease}
 end
