@@ -16,6 +16,7 @@ mod hold;
 mod kind;
 mod lender;
 mod margins;
+mod marks;
 mod nest;
 mod notify;
 mod process;

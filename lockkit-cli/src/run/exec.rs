@@ -93,7 +93,10 @@ pub(crate) fn die() -> Exit {
 
 /// A command that runs this very program, also if its file was replaced since.
 pub(super) fn this_program() -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(format!("/proc/self/{OWN_NAME}"));
     command.arg0("lockkit");
     command
 }
+
+/// The system names a process after the file that it was told to run.
+pub(super) const OWN_NAME: &str = "exe";

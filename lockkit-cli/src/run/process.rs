@@ -8,6 +8,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, pidfd_send_signal},
 };
 
+use super::exec;
+
 /// When a process started, unless it has ended.
 pub(super) fn started(pid: Pid) -> Option<u64> {
     Some(Stat::of(pid).ok()??.started)
@@ -74,7 +76,9 @@ pub(super) struct Stat {
     /// Its process group; 0 if it is the kernel's.
     pub(super) group: i32,
     /// When it started, in ticks since the machine did.
-    started: u64,
+    pub(super) started: u64,
+    /// Whether it has the name that the system gives to a watchdog.
+    pub(super) may_be_watchdog: bool,
     /// Whether its first thread has ended, and others go on.
     first_has_ended: bool,
     /// Whether its first thread is about to end, or has: it has no environment any more.
@@ -94,7 +98,7 @@ const KERNEL_THREAD: u32 = 0x0020_0000;
 
 impl Stat {
     /// Whether this is in the environment of the process; `None` if that can't be told now. A process that loads a program has no
-    /// environment until it is loaded, and what was read of the environment before may be a part of it.
+    /// environment until it is loaded, and what was read of the environment before may be a part of it. This may block for long.
     pub(super) fn is_marked(&self, pid: Pid, text: &str) -> Option<bool> {
         let is_in = |environment: &[u8]| environment.windows(text.len()).any(|window| window == text.as_bytes());
         if self.is_kernel {
@@ -150,7 +154,9 @@ impl Stat {
 
     /// See proc_pid_stat(5): the name in parentheses may have spaces and parentheses of its own.
     fn parse(text: &str) -> Option<Self> {
-        let mut fields = text.rsplit_once(") ")?.1.split_ascii_whitespace();
+        let (name, fields) = text.rsplit_once(") ")?;
+        let may_be_watchdog = name.split_once(" (")?.1 == exec::OWN_NAME;
+        let mut fields = fields.split_ascii_whitespace();
         let has_ended = matches!(fields.next()?, "Z" | "X");
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
@@ -168,6 +174,7 @@ impl Stat {
             parent,
             group,
             started,
+            may_be_watchdog,
             first_has_ended: has_ended,
             first_ends,
             threads,
@@ -230,13 +237,14 @@ mod tests {
             )
         };
         let line = |name: &str, state: &str| threads(name, state, 1);
-        for name in ["sh", "a b", "a) R 1 (", ""] {
+        for name in ["sh", "a b", "a) R 1 (", "", "exe"] {
             assert_eq!(
                 Stat::parse(&line(name, "S")),
                 Some(Stat {
                     parent: 70,
                     group: 71,
                     started: 4711,
+                    may_be_watchdog: name == "exe",
                     first_has_ended: false,
                     first_ends: false,
                     threads: 1,

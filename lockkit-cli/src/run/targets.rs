@@ -4,13 +4,14 @@
 //! own. So every process that carries the mark of this run in its environment is looked up as well, which on Linux
 //! finds children, orphans and daemons alike, and each descendant of those, which finds what has cleared its environment. What has
 //! done so, and whose parents have all ended before, escapes; and so does an orphan whose environment this user may not read, or that takes
-//! longer than a tenth of a second to load a program.
+//! longer than a tenth of a second to load a program or to map memory.
 
-use std::{cell::RefCell, collections::HashSet, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::{
+    marks::Marks,
     nest,
     process::{Process, Stat, look, started},
     signals::{self, Route},
@@ -37,9 +38,15 @@ pub(super) struct Targets {
     pub(super) started: Option<u64>,
     /// Whether CMD leads a process group of its own.
     pub(super) own_group: bool,
+    pub(super) marks: Marks,
 }
 
 impl Targets {
+    /// What carries the mark of this run.
+    pub(super) fn marked(run: String) -> Self {
+        Self { run, leader: None, started: None, own_group: false, marks: Marks::default() }
+    }
+
     /// CMD itself, unless its number is another's by now, and with it that of its group.
     fn own_leader(&self) -> Option<Pid> {
         self.leader.filter(|leader| match (self.started, started(*leader)) {
@@ -62,26 +69,18 @@ impl Targets {
     /// Sends a signal to all of them, once each, and says which they were: once the parent of one has ended, it may not be found again.
     pub(super) fn signal(&self, signal: Signal) -> Vec<Process> {
         let (seen, leader) = (look(), self.own_leader());
-        let group = leader.filter(|_| self.own_group).map(|leader| leader.as_raw_nonzero().get());
-        let in_group: HashSet<_> =
-            seen.iter().filter(|(_, stat)| group == Some(stat.group)).map(|(pid, _)| *pid).collect();
-        // CMD comes first: reading the environment of another process blocks while that process loads a new program or maps memory, and
-        // that may take as long as its disk likes. An error is fine: CMD may be gone, and `kill` tells of what may not be signalled.
+        // CMD comes first, and nothing is asked for its mark before. An error is fine: CMD may be gone, and `kill` tells of what may not be
+        // signalled.
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
-        let mut all = with_descendants(&seen, |pid, _| leader == Some(pid) || in_group.contains(&pid));
-        let send = |process: &Process| {
-            if leader != Some(process.pid) && !in_group.contains(&process.pid) {
+        let mut all = Vec::new();
+        self.find(&seen, leader, |process, stat| {
+            if !self.is_cmd(leader, process.pid, stat) {
                 process.signal(signal);
             }
-        };
-        all.iter().for_each(send);
-        // These come last, for the same reason.
-        let mut others = with_descendants(&seen, |pid, stat| stat.is_marked(pid, &self.run) == Some(true));
-        others.retain(|process| !all.iter().any(|known| known.is(process)));
-        others.iter().for_each(send);
-        all.append(&mut others);
+            all.push(process);
+        });
         all
     }
 
@@ -112,61 +111,99 @@ impl Targets {
     /// The processes that run, each held by a descriptor, as far as there are any left: a mere number may be another's a moment later. And
     /// those of which it could not be told whether they belong to these.
     fn all(&self) -> (Vec<Process>, Vec<(Pid, Stat)>) {
-        let (leader, seen, unsure) = (self.own_leader(), look(), RefCell::<Vec<_>>::default());
-        let is_first = |pid, stat: &Stat| {
-            let is_marked = || {
-                let is_marked = stat.is_marked(pid, &self.run);
-                if is_marked.is_none() {
-                    unsure.borrow_mut().push((pid, *stat));
-                }
-                is_marked == Some(true)
-            };
-            leader == Some(pid) || is_marked()
-        };
-        (with_descendants(&seen, is_first), unsure.into_inner())
+        let (seen, leader) = (look(), self.own_leader());
+        let mut all = Vec::new();
+        let unsure = self.find(&seen, leader, |process, _| all.push(process));
+        (all, unsure)
+    }
+
+    /// Whether this is CMD itself, or of its group.
+    fn is_cmd(&self, leader: Option<Pid>, pid: Pid, stat: &Stat) -> bool {
+        leader.is_some_and(|leader| leader == pid || self.own_group && leader.as_raw_nonzero().get() == stat.group)
+    }
+
+    /// Finds all of them among those that were seen, each as soon as it is known to be one; returns those of which it could not be told.
+    fn find(&self, seen: &[(Pid, Stat)], leader: Option<Pid>, found: impl FnMut(Process, &Stat)) -> Vec<(Pid, Stat)> {
+        let mut family = Family { seen, known: HashSet::new(), maybe_watchdogs: Vec::new(), found };
+        family.add(seen.iter().filter(|(pid, stat)| self.is_cmd(leader, *pid, stat)).copied().collect());
+        let mut unsure = Vec::new();
+        let others = seen.iter().filter(|(pid, _)| !family.known.contains(pid)).copied().collect();
+        self.marks.ask(others, &self.run, |process, is_marked| match is_marked {
+            Some(true) => family.add(vec![process]),
+            Some(false) => {}
+            None => unsure.push(process),
+        });
+        unsure.retain(|(pid, _)| !family.known.contains(pid));
+        self.marks.ask(std::mem::take(&mut family.maybe_watchdogs), nest::WATCHDOG, |(pid, stat), is_marked| {
+            if is_marked != Some(true) {
+                family.tell(pid, &stat);
+            }
+        });
+        unsure
     }
 
     /// Asks these again until all have told, for a while. True if none of them was found to be marked.
     fn are_others(&self, mut unsure: Vec<(Pid, Stat)>) -> bool {
         for _ in 0..ASKED {
-            let mut any = false;
-            unsure.retain(|(pid, stat)| {
-                let is_marked = stat.is_marked(*pid, &self.run);
-                any |= is_marked == Some(true);
-                is_marked.is_none()
+            let (mut any, mut still) = (false, Vec::new());
+            self.marks.ask(unsure, &self.run, |process, is_marked| match is_marked {
+                Some(is_marked) => any |= is_marked,
+                None => still.push(process),
             });
-            if any || unsure.is_empty() {
+            if any || still.is_empty() {
                 return !any;
             }
+            unsure = still;
             std::thread::sleep(ASK_AGAIN);
         }
         true
     }
 }
 
-/// Those of the processes that are the first, or descend from one of them.
-fn with_descendants(seen: &[(Pid, Stat)], is_first: impl Fn(Pid, &Stat) -> bool) -> Vec<Process> {
-    let first = seen.iter().filter(|(pid, stat)| is_first(*pid, stat));
-    let mut found: HashSet<Pid> = first.map(|(pid, _)| *pid).collect();
-    loop {
-        // The watchdog of a run within CMD has to outlive that run.
-        let is_child = |(pid, stat): &&(Pid, Stat)| {
-            !found.contains(pid)
-                && Pid::from_raw(stat.parent).is_some_and(|parent| found.contains(&parent))
-                && stat.is_marked(*pid, nest::WATCHDOG) != Some(true)
-        };
-        let children: Vec<_> = seen.iter().filter(is_child).map(|(pid, _)| *pid).collect();
-        if children.is_empty() {
-            break;
+/// CMD and all that it started, as far as it was found.
+struct Family<'a, F> {
+    seen: &'a [(Pid, Stat)],
+    known: HashSet<Pid>,
+    /// Those that may be the watchdog of a run within CMD, which has to outlive that run.
+    maybe_watchdogs: Vec<(Pid, Stat)>,
+    found: F,
+}
+
+impl<F: FnMut(Process, &Stat)> Family<'_, F> {
+    /// Adds these, and all that descend from them.
+    fn add(&mut self, mut next: Vec<(Pid, Stat)>) {
+        let mut is_child = false;
+        while !next.is_empty() {
+            for (pid, stat) in next {
+                match self.known.insert(pid) {
+                    true if is_child && stat.may_be_watchdog => self.maybe_watchdogs.push((pid, stat)),
+                    true => self.tell(pid, &stat),
+                    false => {}
+                }
+            }
+            let is_new = |(pid, stat): &&(Pid, Stat)| {
+                !self.known.contains(pid)
+                    && Pid::from_raw(stat.parent).is_some_and(|parent| self.known.contains(&parent))
+            };
+            (next, is_child) = (self.seen.iter().filter(is_new).copied().collect(), true);
         }
-        found.extend(children);
     }
-    let found = seen.iter().filter(|(pid, _)| found.contains(pid));
-    found.filter_map(|(pid, stat)| Process::open(*pid, stat)).collect()
+
+    fn tell(&mut self, pid: Pid, stat: &Stat) {
+        if let Some(process) = Process::open(pid, stat) {
+            (self.found)(process, stat);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Child, Command, Stdio},
+        sync::{Mutex, mpsc},
+    };
+
     use super::*;
 
     /// Each look at all processes takes a while, in which one of them may start another and end.
@@ -176,9 +213,9 @@ mod tests {
             let run = format!("LOCKKIT_TEST_KILL={}.{round}", std::process::id());
             let (name, value) = run.split_once('=').unwrap();
             let script = "while :; do sleep 0.02; done";
-            let mut child = std::process::Command::new("sh").args(["-c", script]).env(name, value).spawn().unwrap();
+            let mut child = Command::new("sh").args(["-c", script]).env(name, value).spawn().unwrap();
             let leader = Pid::from_raw(child.id().cast_signed());
-            let targets = Targets { started: leader.and_then(started), run, leader, own_group: false };
+            let targets = Targets { started: leader.and_then(started), leader, ..Targets::marked(run.clone()) };
             while targets.all().0.len() < 2 {
                 std::thread::yield_now();
             }
@@ -189,6 +226,55 @@ mod tests {
         }
     }
 
+    static SILENT: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+    fn read_all_but_some(stat: &Stat, pid: Pid, text: &str) -> Option<bool> {
+        while SILENT.lock().unwrap().contains(&pid) {
+            std::thread::park();
+        }
+        stat.is_marked(pid, text)
+    }
+
+    fn started_with(run: &str, command: &mut Command) -> (Child, Pid) {
+        let (name, value) = run.split_once('=').unwrap();
+        let child = command.env(name, value).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        // Its own mark, and not that of the shell that it was forked by, or half of it.
+        while look().iter().all(|(other, stat)| *other != pid || stat.is_marked(pid, run) != Some(true)) {
+            std::thread::yield_now();
+        }
+        (child, pid)
+    }
+
+    /// One of them hangs on its disk, with its memory map locked. What is no child of CMD stands for what has lost its parent.
+    #[test]
+    fn one_that_can_not_be_asked_shields_no_other() {
+        let run = format!("LOCKKIT_TEST_SILENT={}", std::process::id());
+        let script = "sleep 600 & echo $!; sleep 600 & echo $!; wait";
+        let (mut cmd, leader) = started_with(&run, Command::new("sh").args(["-c", script]));
+        let mut lines = BufReader::new(cmd.stdout.take().unwrap()).lines();
+        let [first, second] = [(); 2].map(|()| Pid::from_raw(lines.next().unwrap().unwrap().parse().unwrap()).unwrap());
+        let (stranger, silent) = started_with(&run, Command::new("sleep").arg("600"));
+        let (orphan, _) = started_with(&run, Command::new("sleep").arg("600"));
+        SILENT.lock().unwrap().extend([leader, first, silent]);
+        let marks = Marks::read_by(read_all_but_some);
+        let targets = Targets { started: started(leader), leader: Some(leader), marks, ..Targets::marked(run) };
+        let (done, killed) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(targets.signal(Signal::CONT));
+            done.send(targets.kill(Vec::new()).is_empty())
+        });
+        let killed = killed.recv_timeout(Duration::from_secs(20));
+        let mut children = [cmd, orphan, stranger];
+        let have_ended = children.each_mut().map(|child| child.try_wait().unwrap().is_some());
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!((killed, have_ended), (Ok(true), [true, true, false]));
+        assert_eq!([first, second].map(started), [None; 2]);
+    }
+
     /// In the middle of loading a program a process has no environment for a moment.
     #[test]
     fn a_process_that_loads_a_program_is_found() {
@@ -196,9 +282,8 @@ mod tests {
             let run = format!("LOCKKIT_TEST_EXEC={}.{round}", std::process::id());
             let (name, value) = run.split_once('=').unwrap();
             let script = r#"exec sh -c "$0" "$0""#;
-            let mut child =
-                std::process::Command::new("sh").args(["-c", script, script]).env(name, value).spawn().unwrap();
-            let targets = Targets { run, leader: None, started: None, own_group: false };
+            let mut child = Command::new("sh").args(["-c", script, script]).env(name, value).spawn().unwrap();
+            let targets = Targets::marked(run.clone());
             assert!(targets.kill(Vec::new()).is_empty());
             let has_ended = (0..200).any(|_| {
                 std::thread::sleep(LOOK_AGAIN);

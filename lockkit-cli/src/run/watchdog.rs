@@ -155,7 +155,7 @@ pub(crate) fn run(args: &Args) -> Exit {
 
 /// Blocks the only thread, for nothing else has to be done here.
 fn watch(args: &Args) -> Exit {
-    let targets = Targets { run: args.run.clone(), leader: None, started: None, own_group: false };
+    let targets = Targets::marked(args.run.clone());
     let until = Moment::from_nanos(args.until);
     let mut watch = Watch { targets, until, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn orders_may_come_in_pieces() {
-        let targets = Targets { run: "x".to_owned(), leader: None, started: None, own_group: false };
+        let targets = Targets::marked("x".to_owned());
         let until = Moment::from_nanos(1);
         let mut watch = Watch { targets, until, heard: Vec::new(), done: false };
         watch.hear(b"work 12 tr");

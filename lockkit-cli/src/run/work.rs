@@ -50,7 +50,7 @@ impl Work {
         let child = starter.spawn()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let started = leader.and_then(started);
-        Ok(Self { child, targets: Targets { run, leader, started, own_group }, children })
+        Ok(Self { child, targets: Targets { leader, started, own_group, ..Targets::marked(run) }, children })
     }
 
     pub(super) fn targets(&self) -> &Targets {
