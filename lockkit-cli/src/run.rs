@@ -20,6 +20,7 @@ mod marks;
 mod nest;
 mod notify;
 mod process;
+mod report;
 mod signals;
 mod supervise;
 mod targets;
@@ -92,9 +93,9 @@ pub(crate) struct Args {
     #[arg(long)]
     no_wait: bool,
     /// Run CMD once in this time, among all that use the lock. The lock stays taken for all of that time, counted from when it
-    /// was taken, whatever CMD's exit status. Unless --wait is given, a later run gives up at once, with exit status 75. Choose
-    /// a time shorter than that from one start to the next: 23h for a daily job. If lockkit itself is killed, others may run CMD
-    /// when the lease has lapsed
+    /// was taken, whatever CMD's exit status, unless CMD can't be executed. Unless --wait is given, a later run gives up at once,
+    /// with exit status 75. Choose a time shorter than that from one start to the next: 23h for a daily job. If lockkit itself
+    /// is killed, others may run CMD when the lease has lapsed
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
     once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid

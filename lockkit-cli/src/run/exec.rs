@@ -20,10 +20,14 @@ use rustix::{
     process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
 };
 
+use super::report::Reporter;
 use crate::exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The hidden subcommand.
 pub(crate) const VERB: &str = "__exec";
+
+/// Its option that has it report.
+pub(super) const REPORT: &str = "--report";
 
 /// Become a command that dies with its parent
 #[derive(Debug, ClapArgs)]
@@ -32,6 +36,9 @@ pub(crate) struct Args {
     parent: i32,
     /// Until when the command may run, in nanoseconds of the system's clock
     until: u64,
+    /// Whether standard input is a socket that has that of the command, and is to hear whether that has begun
+    #[arg(long)]
+    report: bool,
     /// The command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -44,6 +51,8 @@ pub(crate) fn run(args: &Args) -> Exit {
     if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
         return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));
     }
+    let mut reporter = args.report.then(Reporter::take).transpose();
+    let reporter = reporter.as_mut().map_err(|error| Failure::system("get the standard input of CMD", error))?;
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::new(NOT_FOUND, "there is no CMD"));
     };
@@ -51,7 +60,9 @@ pub(crate) fn run(args: &Args) -> Exit {
     if SystemClock.now() >= Moment::from_nanos(args.until) {
         return Err(Failure::new(LOST, "CMD was not started: nothing is left of its lease"));
     }
+    reporter.as_mut().map(Reporter::begins);
     let error = Command::new(program).args(arguments).exec();
+    reporter.as_mut().map(Reporter::failed);
     let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
     Err(Failure::new(code, format!("could not run {program:?}: {error}")))
 }

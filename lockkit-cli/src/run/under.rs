@@ -92,8 +92,8 @@ pub(super) async fn run_under(
         drop(locker.shutdown(UNDO_WITHIN).await);
         return Ok(Finish::Ended(Ended::waiting(signal)));
     }
-    let mut work = match Work::start(task.command, vars, run, until) {
-        Ok(work) => work,
+    let (mut work, report) = match Work::start(task.command, vars, run, until, task.once_per.is_some()) {
+        Ok(started) => started,
         Err(error) => {
             watchdog.dismiss().await;
             drop(hold);
@@ -101,12 +101,18 @@ pub(super) async fn run_under(
         }
     };
     watchdog.guard(work.targets());
-    if let (Lease::Own(guard, _), Some(window)) = (&hold.lease, task.once_per) {
-        // It can only be lost by now, and then CMD is stopped below.
-        drop(guard.keep_for(window));
-    }
+    // Not before CMD has begun: a host that can't execute it does not keep the others from running it.
+    let keep = async {
+        if let (Lease::Own(guard, _), Some(window), Some(report)) = (&hold.lease, task.once_per, report)
+            && report.has_begun().await
+        {
+            // It can only be lost by now, and then CMD is stopped.
+            drop(guard.keep_for(window));
+        }
+    };
     let liveness = &locker.info().capability.liveness;
-    let end = supervise::supervise(&hold, liveness, margins, &mut work, &mut watchdog, lender, signals).await;
+    let supervised = supervise::supervise(&hold, liveness, margins, &mut work, &mut watchdog, lender, signals);
+    let (end, ()) = tokio::join!(supervised, keep);
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;

@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{exec, process::started, signals, targets::Targets};
+use super::{exec, process::started, report::Report, signals, targets::Targets};
 
 /// How often to look whether CMD has ended, with or without SIGCHLD: the parent of this process may have blocked that signal.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
@@ -30,19 +30,21 @@ pub(super) struct Work {
 
 impl Work {
     /// Starts CMD, unless that moment has passed by then. Call it on the main thread: CMD dies with the thread that started
-    /// it.
+    /// it. If it `reports`, it tells when it has begun.
     pub(super) fn start<const N: usize>(
         command: &[OsString],
         vars: [(&str, String); N],
         run: String,
         until: Moment,
-    ) -> io::Result<Self> {
+        reports: bool,
+    ) -> io::Result<(Self, Option<Report>)> {
         // With a terminal, CMD has to be in the group that the terminal talks to, which is ours and our shell's affair.
         let own_group = signals::terminal().is_err();
         // Before the child exists, so that its end can't be missed.
         let children = signal(SignalKind::child())?;
         let mut starter = exec::this_program();
         starter.arg(exec::VERB).arg(std::process::id().to_string()).arg(until.as_nanos().to_string());
+        let report = if reports { Some(Report::of(starter.arg(exec::REPORT))?) } else { None };
         starter.arg("--").args(command).envs(vars);
         if own_group {
             starter.process_group(0);
@@ -50,7 +52,8 @@ impl Work {
         let child = starter.spawn()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let started = leader.and_then(started);
-        Ok(Self { child, targets: Targets { leader, started, own_group, ..Targets::marked(run) }, children })
+        let targets = Targets { leader, started, own_group, ..Targets::marked(run) };
+        Ok((Self { child, targets, children }, report))
     }
 
     pub(super) fn targets(&self) -> &Targets {

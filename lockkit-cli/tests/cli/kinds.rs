@@ -1,5 +1,11 @@
 //! Runs that share a lock, and those that come in order.
 
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    process::Stdio,
+};
+
 use crate::support::{Line, Redis, Running, code, complaint, complaints, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
@@ -76,6 +82,26 @@ fn a_command_that_is_not_there_keeps_no_window() {
     let no_command = ["run", "--key", "k", "--once-per", "1h", "--", "/nonexistent"];
     assert_eq!(code(&redis.lockkit(&no_command).output().unwrap()), 127);
     assert_eq!(try_run(&redis, &["--once-per", "1h"]), 0);
+}
+
+/// It is there, and looks as if it could be executed.
+#[test]
+fn a_command_that_does_not_begin_keeps_no_window() {
+    let (redis, directory) = (Redis::start(), tempfile::tempdir().unwrap());
+    let job = directory.path().join("job");
+    let once = || redis.lockkit(&["run", "--key", "k", "--once-per", "1h", "--", job.to_str().unwrap()]);
+    for (text, expected) in [("#!/nonexistent/interpreter\n", 127), ("#!/etc/passwd\n", 126)] {
+        fs::write(&job, text).unwrap();
+        fs::set_permissions(&job, Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(code(&once().output().unwrap()), expected, "{text:?}");
+        assert!(!redis.is_held("k"), "{text:?}");
+    }
+    fs::write(&job, "#!/bin/cat -\n").unwrap();
+    let mut reads = once();
+    reads.stdin(Stdio::from(fs::File::open("/proc/version").unwrap()));
+    let output = reads.output().unwrap();
+    assert!(stdout(&output).contains("Linux version"), "CMD has the standard input of lockkit: {output:?}");
+    assert!(redis.is_held("k"));
 }
 
 #[test]
