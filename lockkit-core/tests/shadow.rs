@@ -301,36 +301,54 @@ async fn what_follows_a_lease_gives_way_to_the_lease_itself() -> Result<()> {
     Ok(())
 }
 
+/// A store whose records give no answer once, and come late after that.
+#[derive(Debug)]
+struct AwayAtFirst {
+    inner: MemoryStore,
+    is_away: AtomicBool,
+    late: Duration,
+}
+
+#[async_trait]
+impl Alter for AwayAtFirst {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(RecordsOf(self))]
+    }
+}
+
+struct RecordsOf<'a>(&'a AwayAtFirst);
+
+#[async_trait]
+impl Records for RecordsOf<'_> {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        if self.0.is_away.swap(false, Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "connection refused"));
+        }
+        sleep(self.0.late).await;
+        self.0.inner.records()[0].read(name).await
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        self.0.inner.records()[0].compare_and_set(name, seen, new).await
+    }
+}
+
+/// A client of a migration whose new store is away when the client connects.
+async fn connected_without(world: &World, inner: MemoryStore, late: Duration) -> Result<Dual> {
+    let new = AwayAtFirst { inner, is_away: AtomicBool::new(true), late };
+    Dual::connect(Arc::new(world.old.clone()), Arc::new(Altered(new))).await
+}
+
 /// Its URL may lead to the locks of another service, which would be kept out.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_has_not_shown_the_record_is_asked_for_no_lease() -> Result<()> {
-    #[derive(Debug)]
-    struct OfAnother(MemoryStore, AtomicBool);
-    #[async_trait]
-    impl Alter for OfAnother {
-        fn inner(&self) -> &dyn LockStore {
-            &self.0
-        }
-
-        fn records(&self) -> Vec<Box<dyn Records + '_>> {
-            if self.1.swap(false, Ordering::SeqCst) { vec![Box::new(NoAnswer)] } else { self.0.records() }
-        }
-    }
-    struct NoAnswer;
-    #[async_trait]
-    impl Records for NoAnswer {
-        async fn read(&self, _: &LockKey) -> Result<Option<Record>> {
-            Err(Error::new(ErrorKind::Unavailable, "connection refused"))
-        }
-
-        async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
-            Err(Error::new(ErrorKind::Unavailable, "connection refused"))
-        }
-    }
     let world = World::shadowed().await?;
     let other = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
-    let new = Arc::new(Altered(OfAnother(other.clone(), AtomicBool::new(true))));
-    let dual = Dual::connect(Arc::new(world.old.clone()), new).await?;
+    let dual = connected_without(&world, other.clone(), Duration::ZERO).await?;
     for name in ["x", "y", "z"] {
         let claim = acquire(&dual, name).await?;
         // The next reading of the record asks the other store as well.
@@ -341,6 +359,21 @@ async fn a_store_that_has_not_shown_the_record_is_asked_for_no_lease() -> Result
     assert!(other.inspect(&Query::Prefix(String::new())).await?.is_empty());
     assert_eq!(dual.tally(), Tally { failed: 6, ..Tally::default() });
     Ok(())
+}
+
+/// Nobody waits for its answer: the old store's comes first each time.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_shows_the_record_later_than_the_old_one_is_asked_from_then_on() -> Result<()> {
+    let world = World::shadowed().await?;
+    let dual = connected_without(&world, world.new.inner.clone(), Duration::from_millis(10)).await?;
+    let before = acquire(&dual, "before").await?;
+    assert_eq!(dual.tally(), Tally { failed: 1, ..Tally::default() });
+    // The next reading of the record asks both.
+    world.clock.advance(Duration::from_millis(600));
+    renew(&dual, &before).await?;
+    sleep(Duration::from_millis(20)).await;
+    drop(acquire(&dual, "after").await?);
+    world.until("the new store has it", async || Ok(dual.tally().granted > 0)).await
 }
 
 #[tokio::test(start_paused = true)]

@@ -59,7 +59,7 @@ pub struct Dual {
     /// The end of the migration, once a store has shown it.
     end: OnceLock<PhaseRecord>,
     /// Which of the stores have been seen to be those of the record.
-    is_checked: [AtomicBool; 2],
+    is_checked: Arc<[AtomicBool; 2]>,
     pub(super) claims: Claims,
     pub(super) shadow: Shadow,
     /// Tells its [registration](Self::sign_on) that this client is no more, by being dropped.
@@ -123,7 +123,7 @@ impl Dual {
             return Err(is_over(&record));
         }
         let info = pair.info(&record)?;
-        let (is_checked, id) = (answers.map(|answer| AtomicBool::new(answer.is_ok())), record.id);
+        let (is_checked, id) = (Arc::new(answers.map(|answer| AtomicBool::new(answer.is_ok()))), record.id);
         let seen = Mutex::new(SeenRecord { sent, record: record.clone() });
         Ok(Self {
             pair,
@@ -241,10 +241,15 @@ impl Dual {
     /// get one. MySQL also counts logins that are broken off, and refuses a client after too many of them (`max_connect_errors`).
     async fn read_at(&self, side: Side) -> Result<u64> {
         let ask = || {
-            let pair = self.pair.clone();
+            let (pair, first, is_checked) = (self.pair.clone(), self.first.clone(), Arc::clone(&self.is_checked));
             async move {
                 let sent = pair.now();
-                Ok((sent, pair.read(side).await?))
+                let found = pair.read(side).await?;
+                // Here, for nobody may wait for this any more: the other store is as a rule the faster one.
+                if found.as_ref().is_some_and(|record| record.is_of(&first) && !record.is_over) {
+                    is_checked[side.index()].store(true, Ordering::Release);
+                }
+                Ok((sent, found))
             }
         };
         // An answer counts from the moment of its question, and what takes longer than `fresh` is of no use.
@@ -257,7 +262,6 @@ impl Dual {
         if record.is_over {
             return Err(is_over(self.end.get_or_init(|| record)));
         }
-        self.is_checked[side.index()].store(true, Ordering::Release);
         let mut seen = self.seen();
         // An older epoch tells nothing that a newer one, read as lately, does not overrule; a newer one counts also where it was asked for earlier.
         let (epoch, known) = (record.epoch, seen.record.epoch);
