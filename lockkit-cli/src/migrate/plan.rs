@@ -14,8 +14,11 @@ use crate::{
     duration::{millis, spoken},
     exit::{Exit, Failure, UNFIT},
     interrupt,
-    show::{holder, plain, print, print_json, table},
+    show::{holder, left, plain, print, print_json, table},
 };
+
+/// How the description of a holder ends that is done, and only keeps the lock from others.
+const KEPT: &str = " (done)";
 
 /// What there is to say of a migration between two stores.
 struct Assessment {
@@ -101,7 +104,13 @@ impl Assessment {
                     self.advice
                         .push(format!("{name} is held by {who}, which is no lockkit client: it must stop first"));
                 }
-                if held.remaining.is_some_and(|left| left > max_ttl) {
+                if held.info.as_str().ends_with(KEPT) {
+                    let left = left(held);
+                    self.advice.push(format!(
+                        "{name} is kept for {left} by {who} (keep_for): no step leaves its store before the end of that, \
+                         or lockkit break"
+                    ));
+                } else if held.remaining.is_some_and(|left| left > max_ttl) {
                     self.in_the_way.push(format!("{name} is held by {who} for longer than --max-ttl"));
                 }
             }
@@ -126,6 +135,10 @@ impl Assessment {
                 _ => "until the migration is over",
             };
             self.lost.push(format!("leases that outlive their guard (detach, resume): refused {until}"));
+        }
+        if old.keeps {
+            let until = if new.keeps { "until the migration is over" } else { "from then on: the new store has none" };
+            self.lost.push(format!("locks that are kept for a time (keep_for, --once-per): refused {until}"));
         }
         if new.fencing == Fencing::BestEffort || new.fencing == Fencing::None {
             self.lost

@@ -75,6 +75,21 @@ fn refused(output: &Output, expected: i32) -> String {
     complaint(output)
 }
 
+/// Nobody is at work in a window, and it ends by itself.
+#[test]
+fn a_plan_tells_windows_from_locks_that_are_held() {
+    let stores = Stores::new();
+    let mut job = stores.command(&["run", "--key", "job", "--once-per", "1h", "--", "true"]);
+    assert_eq!(code(&job.env("LOCKKIT_STORE", stores.old.url()).output().unwrap()), 0);
+    let plan = stores.migrate(&["plan", "--json"]);
+    assert_eq!(code(&plan), 0, "{plan:?}");
+    let plan: Value = serde_json::from_str(&stdout(&plan)).unwrap();
+    let says = |list: &str, text: &str| {
+        plan[list].as_array().unwrap().iter().any(|line| line.as_str().unwrap().contains(text))
+    };
+    assert!(says("advice", "job is kept for ") && says("lost_on_the_way", "keep_for"), "{plan}");
+}
+
 #[test]
 fn a_lock_is_held_all_the_way_there_and_back() {
     let stores = Stores::new();

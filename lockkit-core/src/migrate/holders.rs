@@ -6,7 +6,7 @@ use super::{
     phase::{Phase, Side},
     record::{PhaseRecord, unmark},
 };
-use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result};
+use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result, engine::KEPT};
 
 /// A holder of a lock in one of the stores.
 #[derive(Clone, Debug)]
@@ -19,6 +19,13 @@ pub struct Seen {
     pub phase: Option<Phase>,
     /// The holder.
     pub holder: Holder,
+}
+
+impl Seen {
+    /// Whether nobody is at work, and the lock is only [kept](crate::Lock::keep_for) from others, as far as its description tells.
+    fn is_kept(&self) -> bool {
+        self.holder.info.as_str().ends_with(KEPT)
+    }
 }
 
 impl Migration {
@@ -67,13 +74,19 @@ impl Migration {
         let seen = self.holders_of(record).await?;
         let others = || seen.iter().filter(|seen| seen.phase.is_none() && record.phase.uses(seen.side));
         let Some(first) = others().next() else { return Ok(()) };
-        let why = format!(
+        let mut why = format!(
             "locks held by clients that know nothing of the migration: {}, such as {:?}, held by {:?} in the {} store",
             others().count(),
             first.key,
             first.holder.info,
             first.side
         );
+        let kept = others().filter(|seen| seen.is_kept()).count();
+        if kept > 0 {
+            why += &format!(
+                "; {kept} of them kept for a time after the work (keep_for): wait for the end of that, or break them"
+            );
+        }
         Err(Error::new(ErrorKind::Misconfigured, why))
     }
 

@@ -179,6 +179,26 @@ async fn others_who_hold_locks_stop_a_step_unless_told_otherwise() -> Result<()>
     Ok(())
 }
 
+/// Nobody is at work, and yet clients of the migration would not see it in the phase new.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_kept_for_a_time_stops_a_step_and_is_told_from_one_that_is_held() -> Result<()> {
+    let world = World::started().await?;
+    let plain = Locker::new(world.old.clone());
+    let (window, kept) = (Duration::from_secs(60), "1 of them kept for a time after the work (keep_for)");
+    let guard = plain.lock("a").keep_for(window).acquire().await?;
+    assert_eq!(guard.release().await?, lockkit_core::Outcome::Released);
+    let refusal = async || world.migration.step(Phase::Both, |_| ()).await.expect_err("a is kept");
+    let error = refusal().await;
+    assert!(error.kind() == ErrorKind::Misconfigured && error.to_string().contains(kept), "{error}");
+    world.clock.advance(window);
+    let held = plain.lock("b").acquire().await?;
+    let error = refusal().await;
+    assert!(error.to_string().contains("\"b\"") && !error.to_string().contains("kept"), "{error}");
+    assert_eq!(held.release().await?, lockkit_core::Outcome::Released);
+    world.step(Phase::Both).await?;
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn with_a_durable_home_the_way_back_needs_the_home_alone() -> Result<()> {
     let world = World::new();
