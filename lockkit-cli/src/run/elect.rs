@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     duration,
-    exit::{Exit, Failure, USAGE, say},
+    exit::{Exit, Failure, USAGE, say, say_aside},
     interrupt,
     show::{is_printed, named, plain},
     signals::Signals,
@@ -89,7 +89,7 @@ pub(crate) fn run(args: Args) -> Exit {
         let notify = RenewalNotify::default();
         let builder = tokio::select! {
             builder = args.store.builder() => builder?,
-            signal = signals.next() => return Ok(Ended::waiting(signal)),
+            signal = ending(&mut signals) => return Ok(Ended::waiting(signal)),
         };
         let name: HolderInfo = holder(args.candidate.as_deref(), &args.command);
         let locker = builder.holder(name).observer(notify.clone()).build();
@@ -110,7 +110,7 @@ async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mu
     let enclosing = Enclosing::from_env();
     let enclosed = tokio::select! {
         borrowed = borrow::borrow(locker, (&args.key, Kind::default()), &enclosing, &notify) => borrowed?.is_some(),
-        signal = signals.next() => return Ok(Ended::waiting(signal)),
+        signal = ending(signals) => return Ok(Ended::waiting(signal)),
     };
     if enclosed {
         let message = format!("an enclosing run holds {:?}: the candidate would wait for itself", args.key);
@@ -124,7 +124,7 @@ async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mu
             hold = campaign(args, &election, locker, &notify) => hold?,
             signal = ending(signals) => return Ok(Ended::waiting(signal)),
         };
-        say(&format!("leads {:?}, term {}", args.key, hold.fence));
+        say_aside(format!("leads {:?}, term {}", args.key, hold.fence));
         let task = Task { key: &args.key, once_per: None, command: &args.command };
         match run_under(&task, hold, locker, &enclosing, signals).await? {
             Finish::Ended(ended) => return Ok(ended),

@@ -6,7 +6,8 @@ use lockkit::{Fence, LockKey, Token};
 
 use crate::exit::Failure;
 
-/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:LASTS_MS:FENCE:RUN` each, the key in hexadecimal digits, joined by commas.
+/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:LASTS_MS:FENCE:RUN` each, the key in hexadecimal digits, joined by commas. What a later
+/// version may add to each comes last.
 pub(super) const HELD: &str = "LOCKKIT_HELD";
 
 /// The numbers of the enclosing runs, joined by commas. By them a run knows the processes that it started.
@@ -60,7 +61,8 @@ impl Enclosing {
 
 impl Entry {
     fn parse(text: &str) -> Option<Self> {
-        let [key, token, ttl, lasts, fence, run] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
+        let fields: Vec<_> = text.split(':').collect();
+        let [key, token, ttl, lasts, fence, run, ..] = fields[..] else { return None };
         let key = LockKey::new(String::from_utf8(unhex(key)?).ok()?).ok()?;
         run.parse::<Token>().ok()?;
         let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
@@ -112,6 +114,9 @@ mod tests {
         for held in ["", ",", "x", "6b", &format!("6:{token}:1:1:1:{token}"), &format!("6b:{token}:1:1:{token}")] {
             assert_eq!(Enclosing::parse(held, "7,,zz"), Enclosing::default(), "{held}");
         }
+        let later = format!("6b:{token}:1:1:1:{token}:7:new");
+        assert_eq!(Enclosing::parse(&later, "").held, Enclosing::parse(later.trim_end_matches(":7:new"), "").held);
+        assert_eq!(Enclosing::parse(&later, "").held.len(), 1, "a later version adds fields");
         assert_eq!(Enclosing::parse(&format!("zz:{token},6b:{token}:1:1:1:{token}"), "").held.len(), 1);
     }
 }

@@ -6,7 +6,11 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
+use rustix::process::Signal;
+
+use crate::support::{
+    Line, Redis, Running, catches, code, complaint, complaints, eventually, is_pending, lockkit, stdout,
+};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -87,29 +91,24 @@ fn a_leader_that_loses_its_lease_is_a_candidate_again() {
     assert_eq!(running.end().status.code(), Some(3));
 }
 
-/// Such as that of a terminal that was stopped by Ctrl-S: it stands still at its first line.
+/// Such as that of a terminal that was stopped by Ctrl-S.
 #[test]
-fn a_leader_whose_messages_nobody_reads_starts_nothing_after_its_lease() {
+fn a_leader_whose_messages_nobody_reads_leads_all_the_same() {
     const ROOM: usize = 65536;
     let redis = Redis::start();
-    let (one, two) = (Line::new(), Line::new());
-    let (messages, mut full) = std::io::pipe().unwrap();
+    let line = Line::new();
+    let (_messages, mut full) = std::io::pipe().unwrap();
     full.write_all(&vec![b'\n'; ROOM]).unwrap();
-    let mut command = candidate(&redis, &one, &["--ttl", "1s"]);
-    let mut first = command.stderr(full).spawn().unwrap();
+    let mut command = candidate(&redis, &line, &["--ttl", "1s"]);
+    let mut leads = command.stderr(full).spawn().unwrap();
     drop(command);
-    eventually("it leads", || redis.is_held("e"));
-    eventually("its lease is over", || !redis.is_held("e"));
-    let second = Running::start(candidate(&redis, &two, &["--ttl", "60s"]));
-    term(&two);
-    let mut said = BufReader::new(messages).lines().map(|line| line.unwrap()).filter(|line| !line.is_empty());
-    assert!(said.next().unwrap().starts_with("lockkit: leads"));
-    let next = said.next().unwrap();
-    assert_eq!(next, "lockkit: CMD was not started: nothing is left of its lease of \"e\"");
-    first.kill().unwrap();
-    first.wait().unwrap();
-    two.go();
-    assert_eq!(second.end().status.code(), Some(3));
+    let first = term(&line);
+    for _ in 0..3 {
+        redis.await_renewal("e");
+    }
+    assert_eq!(redis.who("e")["holders"][0]["fence"].as_u64(), Some(first));
+    line.go();
+    assert_eq!(leads.wait().unwrap().code(), Some(3));
 }
 
 #[test]
@@ -129,6 +128,23 @@ fn a_candidate_waits_for_a_store_that_is_away() {
     term(&two);
     two.go();
     assert_eq!(second.end().status.code(), Some(3));
+}
+
+/// They are for CMD.
+#[test]
+fn a_candidate_that_is_connecting_outlives_usr1() {
+    let redis = Redis::start();
+    let line = Line::new();
+    redis.freeze();
+    let mut connecting = Running::start(candidate(&redis, &line, &["--ttl", "60s"]));
+    let pid = connecting.id().to_string();
+    eventually("it has its handlers", || catches(&pid, Signal::USR2) && catches(&pid, Signal::USR1));
+    connecting.signal("USR1");
+    eventually("it has got the signal", || !is_pending(&pid, Signal::USR1));
+    redis.thaw();
+    term(&line);
+    line.go();
+    assert_eq!(connecting.end().status.code(), Some(3));
 }
 
 #[test]

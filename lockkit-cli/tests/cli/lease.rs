@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::support::{
-    Line, Redis, Running, by_the_clock, code, complaint, complaints, eventually, lock, lockkit, signal_watchdog, stdout,
+    Line, Redis, Running, by_the_clock, catches, code, complaint, complaints, eventually, lock, lockkit,
+    signal_watchdog, stdout,
 };
 use lockkit::{Clock, Moment, SystemClock};
 use rustix::process::Signal;
@@ -66,13 +67,6 @@ impl Stubborn {
 fn watchdog(lockkit: &str) -> String {
     let found = Command::new("pgrep").args(["-P", lockkit, "-f", "__watch"]).output();
     stdout(&found.expect("pgrep, of procps")).trim().to_owned()
-}
-
-/// Whether a process has a handler for a signal.
-fn catches(process: &str, signal: Signal) -> bool {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or_default();
-    u64::from_str_radix(mask.trim(), 16).unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
 }
 
 #[test]

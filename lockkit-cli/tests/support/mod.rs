@@ -6,7 +6,7 @@
 mod terminal;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
@@ -16,6 +16,7 @@ use std::{
 };
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 pub(crate) use terminal::Terminal;
@@ -400,4 +401,20 @@ pub(crate) fn complaint(output: &Output) -> String {
 #[track_caller]
 pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Whether a process has a handler for a signal.
+pub(crate) fn catches(process: &str, signal: Signal) -> bool {
+    is_in_mask(process, "SigCgt:", signal)
+}
+
+/// Whether a signal was sent to a process that it has not got.
+pub(crate) fn is_pending(process: &str, signal: Signal) -> bool {
+    is_in_mask(process, "ShdPnd:", signal)
+}
+
+fn is_in_mask(process: &str, name: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
 }
