@@ -216,6 +216,11 @@ fn the_watchdog_outlives_the_signals_that_are_meant_for_cmd() {
     let before = watchdog(&lockkit);
     // CMD may be up before its watchdog is. Handlers are set in an order that ends with this one.
     eventually("the watchdog has its handlers", || catches(&before, Signal::USR2));
+    let name = fs::read_to_string(format!("/proc/{before}/comm")).unwrap();
+    assert_eq!(
+        name, "exe\n",
+        "a run around this one asks those of this name whether they are watchdogs, and spares them"
+    );
     for signal in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] {
         signal_watchdog(&lockkit, signal);
     }
