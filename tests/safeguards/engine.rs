@@ -226,7 +226,7 @@ safeguards! {
         by "lockkit-core/let_go::what_nobody_takes_up_is_released_when_its_ttl_is_over";
     writer_granted in RESUME
         "The lease of a writer that became a reader can't come to be held any more"
-        "undo.arm_release(«Certainty::of(&lease.state(), self.now())», None)" => "Certainty::Ordered(self.failures())"
+        "undo.arm_release(«Certainty::of(&lease.state(), self.now())», None)" => "Certainty::Ordered { failures: self.failures(), again: false }"
         by "lockkit-core/keep::a_downgrade_without_an_answer_keeps_no_shutdown_waiting";
     refused_release in REAPER
         "Where nothing lapses, a release that was refused is tried again"

@@ -162,7 +162,7 @@ safeguards! {
     slot_clock in SCRIPTS
         "Leases that share a lock last where its slot goes, whatever the clock of the member that granted them"
         "Script::new(&[GUARD, MARK, «include_str!(\"scripts/queue.lua\")»])" =>
-        r#"&*include_str!("scripts/queue.lua").replace("string.sub(value, -#mark) ~= mark", "false").leak()"#
+        r#"&*include_str!("scripts/queue.lua").replace("string.sub(value, -#run_mark) ~= run_mark", "false").leak()"#
         by "lockkit-redis/redis::reshard::a_lease_that_is_shared_lasts_where_its_slot_goes";
     // Records, and leases that outlive their clients.
     record_replicas in RECORDS

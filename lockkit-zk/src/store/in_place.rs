@@ -146,11 +146,9 @@ impl<'a> Replacement<'a> {
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
         let value = Value::parse(&data);
         // Whoever writes the record writes the node in the same transaction. So the record is read after the node, and a later raise fails the
-        // take-over by the version of the node. The list of children may be older than a raise: it tells only of nodes that say no fence.
-        let (record, of_record) = match &value {
-            Some(Value { fence: None, .. }) => self.session.read_fence_record(&self.lock, children, self.bound).await?,
-            _ => self.session.find_fence_record(&self.lock, self.bound).await?,
-        };
+        // take-over by the version of the node. The list of children may be older than a raise, and of two writes of a holder at once the one that
+        // knows of no raise may come last: so neither of them tells that there is no record.
+        let (record, of_record) = self.session.find_fence_record(&self.lock, self.bound).await?;
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
         let is_raised = of_record.is_some_and(|of_record| of_record.mzxid > stat.czxid);
@@ -159,8 +157,7 @@ impl<'a> Replacement<'a> {
             // node. If not, the fences behind its own are free. Those of the next node would be, too, but each hand-over would skip 128 for
             // each transaction in between.
             Some(Value { fence: Some(fence), span, .. }) => {
-                let (place, after) = (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span));
-                (place, if is_raised { after.max(next) } else { after })
+                (fence::place_of(record, fence, span).min(stat.czxid), fence.offset(span))
             }
             Some(Value { span, .. }) => {
                 (stat.czxid, record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)))
@@ -168,6 +165,7 @@ impl<'a> Replacement<'a> {
             // What others wrote into it says nothing of its fences, nor whether it took the place of another, behind which others wait.
             None => (0, next),
         };
+        let after = if is_raised { after.max(next) } else { after };
         let version = of_record.map(|of_record| of_record.version);
         Ok(Some(Giver { node: node.to_owned(), czxid, after, record, version, seen: stat.version }))
     }

@@ -307,6 +307,41 @@ async fn what_takes_the_place_of_a_lease_of_its_own_store_has_a_fence_above_what
     }
 }
 
+/// Of two renewals at once, one that knows nothing of the other's floor may be the last to write the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_says_no_fence_any_more_hides_no_raise() {
+    let (server, mut is_over) = (Server::start().await, false);
+    let (store, raw) = (server.store().await, server.raw().await);
+    for polls in 1..=50 {
+        let name = format!("a-{polls}");
+        let (holder, patience) = (claim(&name), Duration::from_secs(40));
+        let held = hold(&store, &holder).await;
+        let node = children(&raw, &name).await.into_iter().find(|node| !node.starts_with('~')).expect("its node");
+        let node = format!("/lockkit/{name}/{node}");
+        let (as_granted, _) = raw.get_data(&node).await.expect("the node");
+        let asked = AcquireRequest { ttl: patience, ..in_place_of(&holder) };
+        let mut asking = pin!(store.acquire(&asked));
+        let early = poll_until(asking.as_mut(), polls, || {}).await;
+        is_over = early.is_some();
+        let raised = held.fence.offset(1_000_000);
+        let renewal = [Renewal { fence_floor: Some(raised), ..Renewal::new(holder.clone(), TTL) }];
+        let renewed = store.renew(&renewal).await.remove(0).expect("renew");
+        let is_written = raw.set_data(&node, &as_granted, None).await.is_ok();
+        let next = match early {
+            Some(answer) => answer,
+            None => asking.await,
+        };
+        let next = granted(next.expect("in place"));
+        if matches!(renewed, Renewed::Held(_)) && is_written {
+            assert!(next.fence > raised, "poll {polls}: {} is not above {raised}", next.fence);
+        }
+        if is_over {
+            break;
+        }
+    }
+    assert!(is_over);
+}
+
 /// Its transaction never arrives, and the store does not know that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_whose_place_nobody_took_raises_its_fences() {
