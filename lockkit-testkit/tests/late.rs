@@ -2,17 +2,21 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Locker, LossReason, MemoryStore, Outcome, Result, StoreInfo, drift};
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, ErrorKind, LockStore, Locker, LossReason, MemoryStore, Outcome, Result, StoreInfo, drift,
+};
 use lockkit_sim::{Answer, Call, Fault, Operation, SimStore};
-use lockkit_testkit::Altered;
+use lockkit_testkit::{Alter, Altered};
 use tokio::{
-    sync::Notify,
+    sync::{Notify, oneshot},
     time::{Instant, sleep, timeout},
 };
 
@@ -29,6 +33,46 @@ async fn a_grant_of_which_little_is_left_is_none() -> Result<()> {
     store.inject(Fault::DelayReply(ttl * 9 / 10).on(Operation::Acquire));
     let guard = Locker::new(store.clone()).lock("a").ttl(ttl).acquire().await?;
     assert!(guard.remaining() >= ttl / 4, "{:?} of {ttl:?}", guard.remaining());
+    Ok(())
+}
+
+/// The thread of the first that asks stands still between the store's answer and the look at it.
+#[derive(Debug)]
+struct StandsStill {
+    inner: MemoryStore,
+    first: Mutex<Option<(oneshot::Sender<()>, mpsc::Receiver<()>)>>,
+}
+
+#[async_trait]
+impl Alter for StandsStill {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let answer = self.inner.acquire(request).await;
+        let first = self.first.lock().expect("unpoisoned").take();
+        if let Some((stands, goes_on)) = first {
+            stands.send(()).expect("it is waited for");
+            goes_on.recv().expect("it goes on");
+        }
+        answer
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_grant_is_none_if_another_went_past_before_it_was_looked_at() -> Result<()> {
+    let ((stands, stood), (go_on, goes_on)) = (oneshot::channel(), mpsc::channel());
+    let first = Mutex::new(Some((stands, goes_on)));
+    let lock = Locker::new(Altered(StandsStill { inner: MemoryStore::new(), first })).lock("a").ttl(TTL);
+    let asking = lock.clone();
+    let first = tokio::spawn(async move { asking.acquire().await });
+    stood.await.expect("it asks");
+    let guard = lock.acquire().await?;
+    go_on.send(()).expect("it stands still");
+    let fence = guard.fence();
+    drop(guard);
+    assert!(first.await.expect("no panic")?.fence() > fence, "it has what was released meanwhile");
     Ok(())
 }
 

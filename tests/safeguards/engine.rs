@@ -103,7 +103,7 @@ safeguards! {
         "A grant to a head that was overtaken meanwhile is not believed"
         "«self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)).is_none()»" =>
         "{ self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)); false }"
-        by "lockkit-testkit/queue::who_asks_and_is_not_polled_is_overtaken";
+        by "lockkit-testkit/late::a_grant_is_none_if_another_went_past_before_it_was_looked_at";
     poll_errors in "lockkit-core/src/engine/poll.rs"
         "The poller wakes those who wait when it gets an error"
         "Err(_) => «self.poller.wake(&keys)»," => "()"

@@ -27,7 +27,7 @@ safeguards! {
         by "lockkit-mysql/mysql::mariadb::transactions_that_are_to_follow_each_other_hide_nothing";
     repeated_ask in ORDER
         "A claim that asks again for what it has shortens no lease"
-        "«sql»\n    }\n\n    /// Prolongs the place of a claim in the queue." =>
+        "«sql»\n    }\n\n    /// Prolongs the place of a claim in the queue, or" =>
         r#"sql.replace("SET expires = GREATEST(expires, ", "SET expires = COALESCE(NULL, ")"#
         by "lockkit-mysql/mysql::mariadb::a_repeated_request_shortens_no_lease";
     short_turn in CONNECTION

@@ -164,6 +164,11 @@ safeguards! {
         "A lease whose place was taken is not said to be as it was when the next answer is an error"
         "«session.update(self.claim.token, |claimed| claimed.stage = Stage::Queued(node.clone()))»;" => "true"
         by "lockkit-zk/zk::taken_up::a_lease_that_was_taken_up_is_not_said_to_be_as_it_was";
+    zk_raise_is_read in IN_PLACE
+        "A lease that takes the place of another looks for raised fences itself"
+        "let (record, of_record) = «self.session.find_fence_record(&self.lock, self.bound).await?»;" =>
+        "self.session.read_fence_record(&self.lock, children, self.bound).await?"
+        by "lockkit-zk/zk::downgrades::a_node_that_says_no_fence_any_more_hides_no_raise";
     zk_place_in_turn in IN_PLACE
         "A lease that took the place of another has the place of that one among those that wait, and not that of its own node"
         "(«fence::place_of(record, fence, span).min(stat.czxid)»," => "stat.czxid"
