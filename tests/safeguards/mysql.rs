@@ -145,7 +145,11 @@ safeguards! {
     lapsed_share in SHARING
         "Leases of sharers that have lapsed do not pile up"
         "ORDER BY m.expires LIMIT 1) «> {NOW}»" => "IS NOT NULL"
-        by "lockkit-mysql/mysql::mariadb::a_sharer_that_leaves_removes_what_has_lapsed";
+        by "lockkit-mysql/mysql::mariadb::a_sharer_that_comes_or_leaves_removes_what_has_lapsed";
+    lapsed_share_beside in SHARING
+        "They don't where all that come die without leaving"
+        "m.place = 0 AND «m.expires <= {NOW}»" => "FALSE"
+        by "lockkit-mysql/mysql::mariadb::a_sharer_that_comes_or_leaves_removes_what_has_lapsed";
     claims_before_the_row in ORDER
         "A statement that waits for the table of claims has no row of a lock locked"
         r#"«format!("{BEGIN}{} WHERE FALSE; ", self.delete())»"# => "BEGIN.to_owned()"

@@ -4,7 +4,7 @@
 //! own. So every process that carries the mark of this run in its environment is looked up as well, which on Linux
 //! finds children, orphans and daemons alike, and each descendant of those, which finds what has cleared its environment. What has
 //! done so, and whose parents have all ended before, escapes; and so does an orphan whose environment this user may not read, or that takes
-//! longer than a tenth of a second to load a program or to map memory.
+//! longer than a tenth of a second to load a program or to map memory. One that takes half as long may get KILL without TERM before.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -99,7 +99,7 @@ fn a_leader_whose_messages_nobody_reads_leads_all_the_same() {
     let line = Line::new();
     let (_messages, mut full) = std::io::pipe().unwrap();
     full.write_all(&vec![b'\n'; ROOM]).unwrap();
-    let mut command = candidate(&redis, &line, &["--ttl", "1s"]);
+    let mut command = candidate(&redis, &line, &["--ttl", "3s"]);
     let mut leads = command.stderr(full).spawn().unwrap();
     drop(command);
     let first = term(&line);
@@ -136,7 +136,9 @@ fn a_candidate_that_is_connecting_outlives_usr1() {
     let redis = Redis::start();
     let line = Line::new();
     redis.freeze();
-    let mut connecting = Running::start(candidate(&redis, &line, &["--ttl", "60s"]));
+    let mut command = candidate(&redis, &line, &["--ttl", "60s"]);
+    command.env("LOCKKIT_STORE", format!("{}?timeout=30s", redis.url()));
+    let mut connecting = Running::start(command);
     let pid = connecting.id().to_string();
     eventually("it has its handlers", || catches(&pid, Signal::USR2) && catches(&pid, Signal::USR1));
     connecting.signal("USR1");

@@ -1,6 +1,6 @@
 //! The short transactions of a claim that comes to others that share the lock, and of one that leaves them.
 //!
-//! Where nobody waits and no lease has lapsed, there is nobody to serve and nothing to remove: a quarter of the statements of
+//! Where nobody waits and no lease has lapsed, there is nobody to serve and nothing to remove: less than half of the statements of
 //! [`order`](crate::wire::order) is enough. Its rules hold here, too. A step that finds anything else changes nothing and says so,
 //! and is to be taken as a whole.
 
@@ -25,16 +25,17 @@ impl Statements {
         let (span, least, holder) = (fence.span, fence.floor.get() + 1, text(holder.as_str()));
         let ends = format!("{NOW} + INTERVAL {} MICROSECOND", microseconds(*ttl));
         let words = literal(group(claim.mode).as_bytes());
-        // A permit of a dead holder counts until its lease has lapsed, and not until it is removed.
         let room = match claim.mode {
             Mode::Permit { .. } => format!(
-                "AND (SELECT COUNT(*) FROM {claims} AS m FORCE INDEX (turns) WHERE m.lock_id = @id AND m.place = 0 AND m.expires > {NOW}) < {limit}"
+                "AND (SELECT COUNT(*) FROM {claims} AS m FORCE INDEX (turns) WHERE m.lock_id = @id AND m.place = 0) < {limit}"
             ),
             _ => String::new(),
         };
         let mut sql = self.lock_shared(&claim.key, &format!("CAST(node_info AS BINARY) = {words}"));
+        // If the lease of another has lapsed, the whole step is to remove it: where those that come never leave, nothing else would.
         sql += &format!(
             "SELECT @id, GREATEST(CAST(@last AS UNSIGNED) + 1, CAST({least} AS UNSIGNED), {NOW_US}) INTO @joined, @fence FROM DUAL WHERE {nobody_waits} \
+             AND NOT EXISTS (SELECT 1 FROM {claims} AS m FORCE INDEX (turns) WHERE m.lock_id = @id AND m.place = 0 AND m.expires <= {NOW}) \
              AND NOT EXISTS (SELECT 1 FROM {claims} AS m WHERE m.lock_id = @id AND m.token = {me}) {room}; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
              SELECT @joined, {me}, 0, {mode}, {limit}, @fence, {span}, 1, 0, {ends}, {ends}, {holder} FROM DUAL WHERE @joined IS NOT NULL; \
@@ -52,7 +53,7 @@ impl Statements {
         let Self { table: locks, claims } = self;
         let me = token(&claim.token);
         let mut sql = self.lock_shared(&claim.key, &format!("LEFT(node_info, 1) = '{GROUP_MARK}'"));
-        // If the lease of another has lapsed, the whole step is to remove it.
+        // A lease of another that has lapsed is removed by the whole step, likewise.
         sql += &format!(
             "SELECT @id INTO @left FROM DUAL WHERE {nobody_waits} \
              AND EXISTS (SELECT 1 FROM {claims} AS m WHERE m.lock_id = @id AND m.token = {me} AND m.place = 0) \

@@ -282,10 +282,10 @@ async fn who_may_wait_nowhere_asks_seldom_too() {
         Node::new(Arc::new(Altered(LetsNobodyWait { inner: inner.clone(), asked: Arc::clone(asked) })))
     });
     let locker = Locker::new(RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum"));
-    let within = Duration::from_millis(500);
+    let within = Duration::from_secs(1);
     assert!(locker.lock("a").acquire_within(within).await.expect("acquire").is_none());
     for asked in asked {
         let asked = asked.load(Ordering::SeqCst);
-        assert!((3..100).contains(&asked), "asked {asked} times");
+        assert!((3..250).contains(&asked), "asked {asked} times");
     }
 }

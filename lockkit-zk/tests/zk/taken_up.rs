@@ -167,12 +167,16 @@ async fn a_holder_hears_at_once_of_what_took_its_lease_up_and_was_dropped() {
     let guard = holder.lock("a").ttl(Duration::from_secs(20)).acquire().await.expect("acquire");
     // Its node is watched from then on.
     guard.renew().await.expect("renew");
-    let before = children(&raw, "a").await;
+    let (before, lock) = (children(&raw, "a").await, taker.lock("a"));
+    // The reads behind which the transaction is sent are answered, late enough for the replies to be held back from then on.
     proxy.delay(Direction::ToClient, Duration::from_millis(500));
-    let lock = taker.lock("a");
+    let has_place = async {
+        eventually("it has the place", async || children(&raw, "a").await != before).await;
+    };
     tokio::select! {
+        biased;
+        () = has_place => {}
         taken = lock.resume(guard.token()) => panic!("it was answered: {taken:?}"),
-        () = eventually("it has the place", async || children(&raw, "a").await != before) => {}
     }
     proxy.heal();
     let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("it is told only when it renews");
