@@ -120,6 +120,8 @@ where
     let font = ("sans-serif", 14).into_font().color(&TEXT);
     let mut chart = ChartBuilder::on(area)
         .margin(10)
+        // The last label may stand at the very edge.
+        .margin_right(30)
         .x_label_area_size(44)
         .y_label_area_size(70)
         .build_cartesian_2d(x.log_scale(), y)?;
