@@ -28,9 +28,6 @@ tests! {
     members_of_a_group_that_ended_are_lost
     a_lapsed_permit_is_free_again
     each_grant_has_its_own_fence
-    one_that_comes_to_sharers_or_leaves_them_heeds_the_queue
-    a_sharer_that_comes_or_leaves_removes_what_has_lapsed
-    one_among_sharers_comes_and_goes_by_few_statements
     shares_are_renewed_together
     a_repeated_request_shortens_no_lease
     a_holder_has_the_name_that_it_gave
@@ -42,8 +39,8 @@ tests! {
     what_is_left_of_claims_is_removed
 }
 
-const SOON: Duration = Duration::from_secs(2);
-const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+pub(crate) const SOON: Duration = Duration::from_secs(2);
+pub(crate) const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
 /// A release overtakes the request for a place, for that is on its way over another connection.
 async fn a_place_that_comes_after_its_release_is_found_by_the_next(ctx: Arc<Ctx>) {
@@ -93,18 +90,18 @@ async fn a_place_that_comes_after_its_lease_has_ended_is_found_by_the_next_relea
     }
 }
 
-fn shared(of: &Claim, mode: Mode) -> Claim {
+pub(crate) fn shared(of: &Claim, mode: Mode) -> Claim {
     Claim { mode, ..rival(of) }
 }
 
 /// A try.
-async fn take(store: &MySqlStore, claim: &Claim, ttl: Duration) -> Attempt {
+pub(crate) async fn take(store: &MySqlStore, claim: &Claim, ttl: Duration) -> Attempt {
     let mut request = request(claim);
     (request.order, request.ttl) = (Order::Fifo, ttl);
     store.acquire(&request).await.expect("acquire")
 }
 
-async fn granted(store: &MySqlStore, claim: &Claim) -> lockkit_core::Hold {
+pub(crate) async fn granted(store: &MySqlStore, claim: &Claim) -> lockkit_core::Hold {
     lockkit_testkit::calls::granted(take(store, claim, crate::support::TTL).await)
 }
 
@@ -233,78 +230,6 @@ async fn a_lapsed_permit_is_free_again(ctx: Arc<Ctx>) {
     let error = store.acquire(&request(&shared(&short, Mode::Permit { limit: NonZeroU32::MIN }))).await;
     let error = error.expect_err("another limit");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
-}
-
-/// A writer that waits is not passed by readers, and gets the lock when the last of them goes; so with one that waits for a permit.
-async fn one_that_comes_to_sharers_or_leaves_them_heeds_the_queue(ctx: Arc<Ctx>) {
-    let store = ctx.store().await;
-    for mode in [Mode::Shared, Mode::Permit { limit: TWO }] {
-        let writer = claim();
-        let [one, two, late] = [(); 3].map(|()| shared(&writer, mode));
-        granted(&store, &one).await;
-        granted(&store, &two).await;
-        let waits = AcquireRequest { order: Order::Fifo, wait: SOON, ..request(&writer) };
-        contended(store.acquire(&waits).await.expect("acquire"));
-        free(&store, &two).await;
-        contended(take(&store, &late, SOON).await);
-        free(&store, &one).await;
-        let states = store.inspect(&Query::Keys(vec![writer.key.clone()])).await.expect("inspect");
-        assert_eq!(states[0].waiters, None, "the one that waits was not served");
-        lockkit_testkit::calls::granted(store.acquire(&waits).await.expect("acquire"));
-        free(&store, &writer).await;
-    }
-}
-
-/// While there is always somebody who shares the lock, and nobody waits for it, no other step comes along that would.
-async fn a_sharer_that_comes_or_leaves_removes_what_has_lapsed(ctx: Arc<Ctx>) {
-    let server = ctx.private(&[]).await;
-    let (store, mut raw) = (MySqlStore::connect(config(&server)).await.expect("connect"), raw(&server).await);
-    let mut claims = async |lapsed: &str| {
-        let ask = format!("SELECT COUNT(*) FROM resource_lock_claim WHERE {lapsed}");
-        sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(ask)).fetch_one(&mut raw).await.expect("count")
-    };
-    for comes in [true, false] {
-        let dead = shared(&claim(), Mode::Shared);
-        let [one, two] = [(); 2].map(|()| shared(&dead, Mode::Shared));
-        granted(&store, &one).await;
-        let ttl = Duration::from_millis(600);
-        assert!(matches!(take(&store, &dead, ttl).await, Attempt::Granted(_)));
-        if !comes {
-            granted(&store, &two).await;
-        }
-        eventually("it lapses", async || claims("expires <= UTC_TIMESTAMP(6)").await == 1).await;
-        if comes {
-            granted(&store, &two).await;
-            assert_eq!(claims("TRUE").await, 2);
-        }
-        free(&store, &two).await;
-        assert_eq!(claims("TRUE").await, 1);
-        free(&store, &one).await;
-    }
-}
-
-async fn one_among_sharers_comes_and_goes_by_few_statements(ctx: Arc<Ctx>) {
-    let server = ctx.private(&[]).await;
-    let (store, mut counts) = (MySqlStore::connect(config(&server)).await.expect("connect"), raw(&server).await);
-    for mode in [Mode::Shared, Mode::Permit { limit: TWO.saturating_add(1) }] {
-        let of = claim();
-        let holders = [(); 2].map(|()| shared(&of, mode));
-        for holder in &holders {
-            granted(&store, holder).await;
-        }
-        let before = status(&mut counts, "Questions").await;
-        for _ in 0..10 {
-            let one = shared(&holders[0], mode);
-            granted(&store, &one).await;
-            free(&store, &one).await;
-        }
-        let each = (status(&mut counts, "Questions").await - before) / 10;
-        println!("{mode:?}: {each} statements to come and go");
-        assert!(each < 30, "{each} statements");
-        for holder in &holders {
-            free(&store, holder).await;
-        }
-    }
 }
 
 async fn each_grant_has_its_own_fence(ctx: Arc<Ctx>) {

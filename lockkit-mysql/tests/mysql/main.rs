@@ -15,6 +15,7 @@ mod named_locks;
 mod queue;
 mod renewals;
 mod servers;
+mod sharing;
 mod support;
 mod table;
 #[cfg(feature = "tls")]
@@ -69,6 +70,7 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(renewals::TESTS);
     tests.extend_from_slice(unused::TESTS);
     tests.extend_from_slice(kinds::TESTS);
+    tests.extend_from_slice(sharing::TESTS);
     tests.extend_from_slice(queue::TESTS);
     tests.extend_from_slice(crowd::TESTS);
     tests.extend_from_slice(alone::TESTS);
