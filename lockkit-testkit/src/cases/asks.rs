@@ -103,7 +103,10 @@ pub(super) async fn renew(
 pub(super) async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
     match locker.lock(name).ttl(ttl).try_acquire().await {
         Err(error) if error.is_retryable() => take_in_the_end(locker, name, ttl).await,
-        answer => answer?.ok_or_else(|| format!("{name} should be free").into()),
+        answer => match answer? {
+            Some(guard) => Ok(guard),
+            None => Err(format!("{name} should be free; it is {:?}", seen(&locker.lock(name)).await?).into()),
+        },
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use lockkit_core::{HandOver, Locker, Outcome};
 use tokio::task::JoinSet;
 
-use super::{CaseResult, Ctx, LONG, cases, fencing_claimed, resource::Resource, take};
+use super::{CaseResult, Ctx, LONG, cases, fencing_claimed, resource::Resource, take, take_in_the_end};
 use crate::BoxError;
 
 cases! { "contention":
@@ -127,7 +127,8 @@ async fn the_waiting_time_is_kept(ctx: Ctx) -> CaseResult {
         assert!((Duration::from_millis(495)..LONG / 2).contains(&waited), "waited {waited:?}");
     }
     assert_eq!(guard.release().await?, Outcome::Released);
-    let free = take(&other, &name, LONG).await?;
+    // A quorum undoes in the background what it asked for last, and the release may be under way at one node as well: a try may be refused.
+    let free = take_in_the_end(&other, &name, LONG).await?;
     assert_eq!(free.release().await?, Outcome::Released);
     Ok(())
 }
