@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock, LockStore,
-    Locker, MemoryStore, Outcome, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock,
+    LockStore, Locker, MemoryStore, Outcome, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::time::sleep;
@@ -200,7 +200,8 @@ async fn what_can_not_be_kept_is_released() -> Result<()> {
         let released = take(&locker.lock("x").keep_for(YEAR)).await?.release().await;
         // It was held to the end, so that the work done under it stands.
         let kind = if matches!(failure, Failure::Denied) { ErrorKind::Denied } else { ErrorKind::Unavailable };
-        assert_eq!(released.expect_err("it is not kept").kind(), kind);
+        let error = released.expect_err("it is not kept");
+        assert_eq!((error.kind(), error.effect()), (kind, Effect::Unknown), "it is released");
         assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");
         locker.shutdown(PATIENCE).await?;
     }

@@ -129,9 +129,9 @@ safeguards! {
         "_ if «self.fences_are_set» => {}" => "true"
         by "lockkit-core/steps::ends::a_store_is_left_to_itself_once_its_fences_are_above_all_others";
     moving_until_heard in CLAIMS
-        "One store's part of a lost lease keeps others out until the holder has heard"
+        "One store's part of a lost lease keeps others out until its holder has released it"
         "over.filter(|entry| «entry.is_heard()» && Arc::strong_count(entry) == 1)" => "true"
-        by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so";
+        by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_its_release";
     moving_once in CLAIM
         "A renewal that comes late leaves alone what another one took along"
         "state.over.is_some() || «state.held.is_some_and(|held| held.phase.uses(side))»" => "false"

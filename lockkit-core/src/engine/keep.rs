@@ -58,7 +58,7 @@ impl Engine {
         };
         // The lock is not kept. The lease may still be there, for a store that grants nothing for now refuses as well.
         match self.store.release(claim).await? {
-            Release::Released { .. } => Err(refused),
+            Release::Released { .. } => Err(refused.unknown_effect()),
             not_held @ Release::NotHeld(_) => Ok(not_held),
         }
     }

@@ -12,8 +12,8 @@ use super::{
     tally::Answer,
 };
 use crate::{
-    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment,
-    Renewal, Renewed, Result, Token, Waiting, store::renew_one,
+    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, LossReason,
+    Moment, Renewal, Renewed, Result, Token, Waiting, store::renew_one,
 };
 
 /// How often one call asks anew when the phase changed under it.
@@ -267,6 +267,10 @@ impl Dual {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),
             Some(Ok(Renewed::Lost(_))) | None => {
+                // The caller takes a refusal for the end of it, and releases nothing.
+                if let Some(entry) = self.claims.get(&request.claim) {
+                    entry.end(LossReason::Gone, true);
+                }
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
             }
         }

@@ -250,11 +250,6 @@ impl Entry {
         unheard
     }
 
-    /// Notes that its holder hears that it is lost.
-    pub(super) fn hear(&self) {
-        self.state().is_heard = true;
-    }
-
     /// Whether its holder has heard that it is over.
     pub(super) fn is_heard(&self) -> bool {
         self.state().is_heard

@@ -177,7 +177,7 @@ mod tests {
             assert!(!entry.hold(held, None, None) && entry.held().is_none());
             claims.settle(&entry);
             assert!(claims.over(start, |of| of == claim).is_empty(), "no holder has heard of it");
-            entry.hear();
+            entry.end(LossReason::Gone, true);
             assert!(claims.over(start, |of| of == claim).is_empty(), "another call has it in hand");
         }
         assert_eq!(claims.over(start, |_| true).len(), 2);

@@ -57,7 +57,7 @@ pub struct Dual {
     /// The question for the record that each store is being asked, with the moment before it.
     readings: [SingleFlight<(Moment, Option<PhaseRecord>)>; 2],
     /// The end of the migration, once a store has shown it.
-    end: OnceLock<PhaseRecord>,
+    pub(super) end: OnceLock<PhaseRecord>,
     /// Which of the stores have been seen to be those of the record.
     is_checked: Arc<[AtomicBool; 2]>,
     pub(super) claims: Claims,
@@ -307,8 +307,7 @@ impl Dual {
         matches!(answer, Ok(Ok(_))) && entry.released(side, claim).is_ok()
     }
 
-    /// Releases what is left of some claims that are over: a store was out of reach when they ended, or the answer that one is lost
-    /// had to reach its holder first.
+    /// Releases what is left of some claims that were released: a store was out of reach then.
     pub(super) async fn clear_up(&self, bound: Duration, is_meant: impl Fn(&Claim) -> bool) {
         let mut over = self.claims.over(self.pair.now(), is_meant);
         if over.is_empty() {

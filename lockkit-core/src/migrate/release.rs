@@ -14,9 +14,14 @@ impl Dual {
             self.claims.settle(&entry);
             return answer.map(|release| lost.map_or(release, |reason| both(release, Release::NotHeld(reason))));
         }
-        // Of another client, or released before. How it was held is not known here: perhaps as of the phase before.
-        let record = self.confirmed().await?;
-        self.release_all(&Entry::assumed(claim.clone(), record.phase), either).await
+        // Of another client, or released before. How it was held is not known here: perhaps as of the phase before. When the migration is
+        // over, the store that is left has the last word: where nothing lapses, a release is repeated until it is answered.
+        let phase = match (self.confirmed().await, self.end.get()) {
+            (Ok(record), _) => record.phase,
+            (Err(_), Some(end)) => end.phase,
+            (Err(error), None) => return Err(error),
+        };
+        self.release_all(&Entry::assumed(claim.clone(), phase), either).await
     }
 
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store

@@ -41,13 +41,7 @@ impl Dual {
         };
         let mut all_of_them: Vec<_> = renewals.iter().map(|renewal| self.begin(renewal, &record)).collect();
         self.ask_stores(&mut all_of_them, record.phase).await;
-        let entries: Vec<_> = all_of_them.iter().map(|renewing| Arc::clone(&renewing.entry)).collect();
-        let answers = tokio::join!(self.finish(all_of_them, record.phase), self.clear_up(bound, |_| true)).0;
-        // Only now: if this call is dropped before, no holder hears of a loss by it.
-        for (entry, _) in entries.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Ok(Renewed::Lost(_)))) {
-            entry.hear();
-        }
-        answers
+        tokio::join!(self.finish(all_of_them, record.phase), self.clear_up(bound, |_| true)).0
     }
 
     fn begin<'a>(&self, renewal: &'a Renewal, record: &Confirmed) -> Renewing<'a> {
@@ -282,8 +276,8 @@ impl Dual {
         }
     }
 
-    /// A lease is lost that one store has no more. What the other one has of it stays until the holder has heard of that: then the core
-    /// releases it, and again until that is answered.
+    /// A lease is lost that one store has no more. What the other one has of it stays until the caller releases the claim: that this call
+    /// is answered does not tell that its holder has heard.
     fn lose(&self, entry: &Entry, reason: LossReason) {
         entry.end(reason, false);
         self.shadow.end(&entry.claim);

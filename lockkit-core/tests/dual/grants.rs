@@ -281,6 +281,20 @@ async fn a_client_that_heard_of_the_end_stays_with_that() -> Result<()> {
     Ok(())
 }
 
+/// Where leases end with a session, the core repeats a release until it is answered.
+#[tokio::test]
+async fn a_release_is_answered_when_the_migration_is_over() -> Result<()> {
+    let world = World::started().await?;
+    let (dual, _, _, mine) = world.holder().await?;
+    world.clock.advance(2 * TTL);
+    world.migration.finish(|drain| world.clock.advance(drain.left)).await?;
+    for _ in 0..2 {
+        let answer = dual.release(&mine.claim).await?;
+        assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_guard_in_both_stores_is_released_in_both() -> Result<()> {
     let world = World::started().await?;

@@ -85,16 +85,28 @@ async fn a_lease_that_one_store_lost_is_lost() -> Result<()> {
             assert!(matches!(dual.renew(&[renewal(&mine.claim)]).await.remove(0)?, Renewed::Lost(_)));
             assert!(world.is_held_at(other, "x").await?, "it keeps others out until the holder has heard");
         }
-        // Whatever is asked next gives it back, first of all to this client itself.
-        let next = request("x");
-        let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("its own lost lease is in its way") };
-        assert!(matches!(dual.release(&next.claim).await?, Release::Released { .. }));
+        let released = dual.release(&mine.claim).await?;
+        assert!(matches!(released, Release::NotHeld(_)) && !world.is_held_at(other, "x").await?, "{released:?}");
     }
     Ok(())
 }
 
-/// The old store has lost two leases, and the holder of `y` has heard of it. The next renewal, of `x`, clears up what is left of `y`, and
-/// has to wait for that in the new store.
+/// A caller that asks with the same claim takes a refusal for the end of it, and does not release it.
+#[tokio::test]
+async fn what_is_left_of_a_claim_whose_repetition_was_refused_is_cleared_up() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let (dual, mine, next) = (world.client().await?, request("x"), request("x"));
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    assert!(matches!(world.old.release(&mine.claim).await?, Release::Released { .. }));
+    let Attempt::Contended(refusal) = dual.acquire(&mine).await? else { panic!("it is lost") };
+    assert!(refusal.burnt);
+    let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("its own lost lease is in its way") };
+    Ok(())
+}
+
+/// The old store has lost two leases, and the holder of `y` has heard of it; the new store did not answer its release. The next renewal,
+/// of `x`, clears up what may be left of `y`, and has to wait for that in the new store.
 async fn lost_in_the_old_store() -> Result<(World, Arc<Dual>, HeldUp, AcquireRequest)> {
     let world = World::started().await?;
     world.step(Phase::Both).await?;
@@ -107,12 +119,13 @@ async fn lost_in_the_old_store() -> Result<(World, Arc<Dual>, HeldUp, AcquireReq
     assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
     new.releases_only.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
+    assert!(poll_once(pin!(dual.release(&other.claim)).as_mut()).is_pending());
     Ok((world, dual, new, mine))
 }
 
-/// The call that finds a lease lost may be dropped: then its holder has not heard of it.
+/// The call that finds a lease lost may be dropped, or its caller may stand still with the answer: its holder has not heard of it.
 #[tokio::test]
-async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Result<()> {
+async fn what_is_left_of_a_lost_lease_stays_until_its_release() -> Result<()> {
     let (world, dual, new, mine) = lost_in_the_old_store().await?;
     let renewals = [renewal(&mine.claim)];
     assert!(poll_once(pin!(dual.renew(&renewals)).as_mut()).is_pending());
@@ -123,6 +136,8 @@ async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Res
     assert!(world.is_held_at(&world.new, "x").await?, "its holder believes in it");
     assert!(matches!(dual.renew(&renewals).await.remove(0)?, Renewed::Lost(_)));
     drop(dual.renew(&any).await);
+    assert!(world.is_held_at(&world.new, "x").await?, "the answer may not have come to its holder");
+    assert!(matches!(dual.release(&mine.claim).await?, Release::NotHeld(_)));
     assert!(!world.is_held_at(&world.new, "x").await?, "its holder has heard");
     Ok(())
 }
