@@ -46,10 +46,16 @@ pub fn findings(reports: Vec<Report>, together: Vec<Finding>, config: RedlockCon
     if reached == 0 {
         return Err(errors.into_error(0, all, Effect::None));
     }
+    let now = config.clock.now();
+    let vote = reports.iter().filter(|report| report.found.is_ok() && report.node.votes_from() <= now).count();
     let mut findings = whole(reports.iter().map(|report| report.node.clone()).collect(), config);
-    if reached < needed {
-        let summary = format!("{reached} of {all} nodes can be asked, and {needed} are needed: nobody gets a lock");
-        let advice = "bring the others back; what is wrong with each is said below";
+    if vote < needed {
+        let (able, advice) = match reached < needed {
+            true => (format!("{reached} of {all} nodes can be asked"), "bring the others back"),
+            false => (format!("{vote} of {all} nodes vote by now"), "wait until the others do"),
+        };
+        let summary = format!("{able}, and {needed} are needed: nobody gets a lock");
+        let advice = format!("{advice}; what is wrong with each is said below");
         findings.push(Finding::error(ErrorKind::Unavailable, "quorum", summary, advice));
     }
     findings.extend(together);

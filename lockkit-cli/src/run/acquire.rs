@@ -55,6 +55,7 @@ pub(super) async fn announce(lock: &Lock, key: &LockKey, liveness: &Liveness) ->
 async fn holder(lock: &Lock, liveness: &Liveness) -> String {
     match lock.inspect().await {
         Ok(state) => held_by(&state, liveness),
-        Err(_) => "held by another".to_owned(),
+        // It is no more than likely that another has it.
+        Err(error) => format!("not known to be free: {}", error.message()),
     }
 }

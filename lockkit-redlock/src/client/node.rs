@@ -122,9 +122,14 @@ impl Node {
         }
     }
 
+    /// From when on it votes, by what its [`RestartPolicy`] was told last.
+    pub(crate) fn votes_from(&self) -> Moment {
+        self.restart_policy.votes_from()
+    }
+
     /// Asks the node for its vote, unless it has none now.
     pub(crate) async fn acquire(&self, request: &AcquireRequest, clock: &dyn Clock) -> Result<Attempt> {
-        let (now, votes_from) = (clock.now(), self.restart_policy.votes_from());
+        let (now, votes_from) = (clock.now(), self.votes_from());
         if now < votes_from {
             return Err(barred(votes_from.since(now)));
         }

@@ -96,13 +96,14 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
     let mut left: Vec<Option<Duration>> = shown.iter().map(|holder| holder.remaining).collect();
     // It is held until one node too many has let it go. None is for ever.
     left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-    let fences = || shown.iter().filter_map(|holder| holder.fence);
+    // After a raise they differ, and the fence of the grant is none of them.
+    let fence = shown[0].fence.filter(|_| shown.iter().all(|holder| holder.fence == shown[0].fence));
     Holder {
         token: shown[0].token,
         info: HolderInfo::new(most_common(shown.iter().map(|holder| holder.info.as_str())).unwrap_or_default()),
         mode: shown[0].mode,
         depth: most_common(shown.iter().map(|holder| holder.depth)).unwrap_or(1),
-        fence: known_fence(quorum, shown[0].token).or_else(|| most_common(fences())),
+        fence: known_fence(quorum, shown[0].token).or(fence),
         remaining: left.get(quorum.majority - 1).or(left.last()).copied().flatten(),
     }
 }

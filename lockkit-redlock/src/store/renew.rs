@@ -15,13 +15,13 @@ use crate::{
     store::{RedlockStore, late::Unheard},
     wire::{
         error::NodeErrors,
-        fence::{self, Choice},
+        fence,
         votes::{Answers, Decision},
     },
 };
 use lockkit_core::{
-    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Renewal, Renewed, Result,
-    store::Sent,
+    AcquireRequest, Attempt, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Renewal, Renewed,
+    Result, store::Sent,
 };
 
 /// How many leases are healed at one node side by side.
@@ -34,8 +34,6 @@ struct Item {
     /// Whether it was lost before, or released.
     is_over: bool,
     answers: Answers,
-    /// Without a record: the fences that nodes gave.
-    fences: Vec<Fence>,
     /// Nodes that have the lease, but by another grant than the one on record.
     other: Vec<(usize, Fence)>,
     /// Nodes that have it no more.
@@ -119,7 +117,6 @@ impl Item {
             is_over: entry.as_ref().is_some_and(|entry| entry.is_over()),
             known: entry.and_then(|entry| entry.grant().map(|grant| (entry, grant))),
             answers: Answers::new(quorum.nodes.len()),
-            fences: Vec::new(),
             other: Vec::new(),
             gone: Vec::new(),
             until: sent + renewal.ttl,
@@ -130,16 +127,10 @@ impl Item {
     fn take(&mut self, quorum: &Quorum, node: usize, answer: Result<Renewed>) {
         match answer {
             Ok(Renewed::Held(hold)) => {
-                let counts = match &self.known {
-                    Some((_, grant)) => grant.nodes[node].counts == Some(hold.fence),
-                    None => true,
-                };
-                if counts {
+                let counts = |grant: &Grant| grant.nodes[node].counts == Some(hold.fence);
+                if self.known.as_ref().is_none_or(|(_, grant)| counts(grant)) {
                     self.answers.yes += 1;
                     self.until = self.until.min(quorum.end_of(node, &hold, self.until));
-                    if self.known.is_none() {
-                        self.fences.push(hold.fence);
-                    }
                 } else {
                     self.other.push((node, hold.fence));
                     self.answers.not_held(LossReason::Gone);
@@ -185,13 +176,11 @@ impl Item {
                 }
                 held(grant.fence, grant.span)
             }
-            (Decision::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
-                Choice::Agreed(fence) => held(fence, 1),
-                Choice::Raise(_) => {
-                    let message = "the lease was granted to another client, and the nodes do not agree on its fence";
-                    Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
-                }
-            },
+            // After a raise no node shows the fence of the grant, and some may show one below it.
+            (Decision::Done, None) => {
+                let message = "the lease was granted to another client, and the nodes do not show its fence";
+                Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
+            }
             (Decision::Open | Decision::Unknown, _) => {
                 let errors = std::mem::take(&mut self.errors);
                 Err(errors.into_error(self.answers.yes, quorum.nodes.len(), Effect::Unknown))
@@ -253,7 +242,6 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
             if quorum.config.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
                 continue;
             }
-            quorum.stats.heals.add_one();
             calls.add(node, heal_one(Arc::clone(&quorum), Arc::clone(entry), node, grant, renewal.ttl));
         }
         while calls.next_ever().await.is_some() {}
@@ -269,6 +257,12 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
         ..AcquireRequest::new(entry.claim.clone(), ttl, grant.holder)
     };
     let asked = Arc::clone(&quorum);
-    let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.config.clock).await });
+    let call = Box::pin(async move {
+        let answer = asked.nodes[node].acquire(&request, &*asked.config.clock).await;
+        if let Ok(Attempt::Granted(_)) = answer {
+            asked.stats.heals.add_one();
+        }
+        answer
+    });
     Unheard::new(&quorum, &entry, node).hear(call).await;
 }

@@ -76,8 +76,11 @@ async fn a_count_that_makes_no_good_quorum_is_found() {
 async fn nodes_that_started_just_now_are_found() {
     let cluster = Cluster::start(3).await;
     let found = beyond_default(&of(&cluster, 3).delayed_restart(true)).await;
-    assert_eq!(codes(&found), [(Severity::Warning, "restart"); 3]);
-    assert!(found.iter().all(|finding| finding.summary.contains("votes in") && finding.server.is_some()), "{found:?}");
+    let restart = (Severity::Warning, "restart");
+    assert_eq!(codes(&found), [(Severity::Error, "quorum"), restart, restart, restart]);
+    assert!(found[0].summary.starts_with("0 of 3 nodes vote by now, and 2 are needed"), "{found:?}");
+    let of_nodes = &found[1..];
+    assert!(of_nodes.iter().all(|it| it.summary.contains("votes in") && it.server.is_some()), "{found:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use lockkit_core::{
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, servers::Keep};
 
-use crate::support::{Cluster, Silent, TTL, claim, free, hold, memories, quorum, request};
+use crate::support::{Cluster, Silent, TTL, claim, free, hold, memories, quorum, renew, request};
 
 /// Moves the counter of one node ahead, as an attempt does that fails elsewhere.
 async fn move_ahead(store: &MemoryStore, to: Fence) {
@@ -45,6 +45,22 @@ async fn counters_that_are_apart_cost_one_more_round() {
     free(&store, &mine).await;
     let next = hold(&store, &claim("a")).await;
     assert!(next.fence >= first.fence.offset(65), "{} is within the span at {}", next.fence, first.fence);
+}
+
+/// What the nodes show of a grant is not its fence after a second round.
+#[tokio::test]
+async fn the_fence_of_another_client_is_not_made_up() {
+    let stores = memories(3);
+    let (store, other, mine) = (quorum(&stores), quorum(&stores), claim("a"));
+    move_ahead(&stores[1], Fence::new(3_000_000_000_000_000)).await;
+    let granted = hold(&store, &mine).await.fence;
+    let error = renew(&other, &mine).await.expect_err("its fence is not known here");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
+    let shown = async |store: &RedlockStore| {
+        let state = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+        state[0].holders[0].fence
+    };
+    assert_eq!((shown(&other).await, shown(&store).await), (None, Some(granted)));
 }
 
 /// A node that loses its leases before it is asked to raise its counter, and grants this one anew to a request that was
