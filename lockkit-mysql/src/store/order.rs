@@ -95,17 +95,21 @@ impl MySqlStore {
     }
 
     /// Prolongs the place of a claim, or the lease that the end of another's gave it. `None` if there is more to do: it is the first that waits, for a
-    /// lock that is free or shared, or has no place.
+    /// lock that is free or shared, or it has no place.
     async fn keep_place(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<Attempt>> {
         let sent = self.info.clock.now();
-        let text = |question| self.statements.keep_place(question, request, PLACE);
+        let text = |question| self.statements.keep_place(question, request, PLACE, REFRESH);
         let rows = connection.transact(text, Some(request.claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         if read::<u64>(row, 3)? > 0 {
             return granted(hold(row, 4, &request.claim, sent + request.ttl)?, request).map(Some);
         }
-        let waits_behind = read::<u64>(row, 1)? > 0;
-        Ok(if waits_behind { holder(row, 2)?.map(behind_others) } else { None })
+        let again = read::<Option<i64>>(row, 1)?.and_then(|again| u64::try_from(again).ok());
+        let waits = |again| -> Result<Attempt> {
+            let retry_after = Some(Duration::from_micros(again));
+            Ok(Attempt::Contended(Contention { retry_after, holder: holder(row, 2)?, burnt: false }))
+        };
+        again.map(waits).transpose()
     }
 
     /// Takes the lock for the claim alone, if nobody has it or waits for it; else by a transaction. `None` if the lock has no row.
@@ -282,10 +286,6 @@ fn granted(hold: Hold, request: &AcquireRequest) -> Result<Attempt> {
         return Ok(Attempt::Granted(hold));
     };
     Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
-}
-
-fn behind_others(holder: HolderInfo) -> Attempt {
-    Attempt::Contended(Contention { retry_after: Some(REFRESH), holder: Some(holder), burnt: false })
 }
 
 /// Who has the lock, if anybody.

@@ -120,15 +120,22 @@ impl Statements {
     }
 
     /// Prolongs the place of a claim in the queue, or the lease that it was granted with the lock alone. It may have come to ask for a higher fence. The
-    /// answer is one row: the question; whether it waits behind others, for a lock that somebody has, so that there is nothing else to do; the
-    /// holder, if there is one; whether it has the lock, with fence, span and depth. Without a row of the lock the id is 0, which none has.
+    /// answer is one row: the question; in how many microseconds to ask again, if it can but wait until then, behind others for a lock that
+    /// somebody has, or as the first for one that somebody has for himself; the holder, if there is one; whether it has the lock, with fence, span and depth. Without a row of the lock the id is 0, which none has.
     ///
     /// One that waits has no use for the row of the lock, and does not lock it.
-    pub(crate) fn keep_place(&self, question: Question, request: &AcquireRequest, place: Duration) -> String {
+    pub(crate) fn keep_place(
+        &self,
+        question: Question,
+        request: &AcquireRequest,
+        place: Duration,
+        refresh: Duration,
+    ) -> String {
         let Self { table: locks, claims } = self;
         let AcquireRequest { claim, ttl, fence, .. } = request;
         let (me, ttl, place) = (token(&claim.token), microseconds(*ttl), microseconds(place));
         let (name, least) = (literal(to_column(&claim.key)), fence.floor.get() + 1);
+        let (refresh, mark) = (microseconds(refresh), u32::from(ALONE));
         format!(
             "SET @id = {WRITABLE}, @granted = NULL; \
              SELECT id, IF(token = {me} AND expires > UTC_TIMESTAMP(6), id, NULL) INTO @id, @granted FROM {locks} WHERE resource_name = {name}; \
@@ -137,9 +144,11 @@ impl Statements {
              SET @mine = ROW_COUNT(); \
              UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND, \
              fence = GREATEST(fence, {least}) WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
-             SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
-             AND c.place > (SELECT w.place FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 \
-             AND w.kept > UTC_TIMESTAMP(6) ORDER BY w.place LIMIT 1), 0) AS UNSIGNED), {}, CAST(COALESCE(@mine AND l.token = {me}, 0) AS UNSIGNED), \
+             SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(CASE WHEN l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) THEN \
+             CASE WHEN c.place > (SELECT w.place FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 \
+             AND w.kept > UTC_TIMESTAMP(6) ORDER BY w.place LIMIT 1) THEN {refresh} \
+             WHEN l.token IS NOT NULL AND ORD(COALESCE(l.node_info, '')) <> {mark} \
+             THEN LEAST({refresh}, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires)) END END AS SIGNED), {}, CAST(COALESCE(@mine AND l.token = {me}, 0) AS UNSIGNED), \
              l.fence, l.span, l.`count` FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",
             self.holder("UTC_TIMESTAMP(6)")
@@ -416,7 +425,7 @@ mod tests {
                 };
                 texts.push(statements.take_in_order(1, &request, place));
                 texts.push(statements.join(1, &request));
-                texts.push(statements.keep_place(1, &request, Duration::from_secs(6)));
+                texts.push(statements.keep_place(1, &request, Duration::from_secs(6), Duration::from_secs(2)));
             }
             texts.push(statements.end_in_order(1, &claim));
             texts.push(statements.leave(1, &claim));
