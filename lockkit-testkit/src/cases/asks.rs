@@ -38,21 +38,38 @@ pub(super) fn request_as(key: &LockKey, mode: Mode, ttl: Duration) -> Result<Acq
     Ok(request)
 }
 
-/// Asks for a free lock, and again with the same claim when a call failed for want of time: that is one lease (rule R1).
-pub(super) async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
+/// Asks for a free lock. When a call failed for want of time, its claim is released, and another one asked for (rule R2).
+pub(super) async fn grant(store: &Arc<dyn LockStore>, request: &mut AcquireRequest) -> Result<Hold, BoxError> {
+    grant_soon(store, request, false).await
+}
+
+/// Asks once more with the same claim, or in the place of another. When a call failed for want of time, the same is asked again: that is one
+/// lease (rule R1).
+pub(super) async fn grant_again(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
     granted(answered(|| store.acquire(request)).await?)
 }
 
 /// Asks for a lock that was released just now, and anew as long as it is refused, with another claim if need be. A quorum has released it
 /// when a majority of its nodes has: while one of these is slow, a node that has not may still stand in the way.
-pub(super) async fn grant_released(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    let (asked, mut request) = (Instant::now(), request.clone());
+pub(super) async fn grant_released(store: &Arc<dyn LockStore>, request: &mut AcquireRequest) -> Result<Hold, BoxError> {
+    grant_soon(store, request, true).await
+}
+
+async fn grant_soon(
+    store: &Arc<dyn LockStore>,
+    request: &mut AcquireRequest,
+    mut was_released: bool,
+) -> Result<Hold, BoxError> {
+    let asked = Instant::now();
     loop {
-        match store.acquire(&request).await {
-            Ok(Attempt::Contended(refusal)) if asked.elapsed() < AGAIN => {
-                request.claim = fresh(request.claim, &refusal)?;
+        match store.acquire(request).await {
+            Ok(Attempt::Contended(refusal)) if was_released && asked.elapsed() < AGAIN => {
+                request.claim = fresh(request.claim.clone(), &refusal)?;
             }
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {}
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
+                answered(|| store.release(&request.claim)).await?;
+                (request.claim.token, was_released) = (Token::random()?, true);
+            }
             answer => return granted(answer?),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

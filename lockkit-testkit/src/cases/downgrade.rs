@@ -8,7 +8,8 @@ use lockkit_core::{
 };
 
 use super::{
-    CaseResult, Ctx, LONG, UNTOLD, cases, grant, readers::assert_shown, renew, request, request_as, wait_for_waiter,
+    CaseResult, Ctx, LONG, UNTOLD, cases, grant, grant_again, readers::assert_shown, renew, request, request_as,
+    wait_for_waiter,
 };
 use crate::BoxError;
 
@@ -82,18 +83,19 @@ async fn readers_follow_a_downgrade(ctx: Ctx) -> CaseResult {
 
 async fn a_writer_that_became_a_reader_has_no_say(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
-    let writer = AcquireRequest { fence: FenceRequest { span: 5, ..FenceRequest::default() }, ..request(&key, LONG)? };
-    let held = grant(&store, &writer).await?;
+    let mut writer =
+        AcquireRequest { fence: FenceRequest { span: 5, ..FenceRequest::default() }, ..request(&key, LONG)? };
+    let held = grant(&store, &mut writer).await?;
     let asked = in_place_of(writer.claim.token, &request_as(&key, Mode::Shared, LONG)?);
     if !is_claimed(&*store) {
         let error = store.acquire(&asked).await.expect_err("the store has no such grants");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         return Ok(());
     }
-    let reader = grant(&other, &asked).await?;
+    let reader = grant_again(&other, &asked).await?;
     let last = held.fence.offset(held.span - 1);
     assert!(reader.fence > last, "{} is not above the writer's {last}", reader.fence);
-    assert_eq!(grant(&other, &asked).await?.fence, reader.fence, "the same claim again has another fence");
+    assert_eq!(grant_again(&other, &asked).await?.fence, reader.fence, "the same claim again has another fence");
     assert!(matches!(renew(&store, &writer.claim, LONG, 1).await?, Renewed::Lost(_)), "the writer was renewed");
     let late = store.release(&writer.claim).await?;
     assert!(matches!(late, Release::NotHeld(LossReason::Taken)), "a late release of the writer: {late:?}");
@@ -103,7 +105,7 @@ async fn a_writer_that_became_a_reader_has_no_say(ctx: Ctx) -> CaseResult {
     assert!(matches!(store.acquire(&request(&key, LONG)?).await?, Attempt::Contended(_)), "the reader was overlooked");
     assert!(matches!(renew(&other, &asked.claim, LONG, 1).await?, Renewed::Held(_)), "the reader is not held");
     assert!(matches!(other.release(&asked.claim).await?, Release::Released { .. }));
-    let next = grant(&store, &request(&key, LONG)?).await?;
+    let next = grant(&store, &mut request(&key, LONG)?).await?;
     assert!(next.fence > reader.fence, "{} is not above the reader's {}", next.fence, reader.fence);
     Ok(())
 }
@@ -116,8 +118,8 @@ async fn a_downgrade_that_comes_too_late_changes_nothing(ctx: Ctx) -> CaseResult
     let pairs = [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared), (Mode::Shared, Mode::Exclusive)];
     for (held, wanted) in pairs {
         let (other, key) = (ctx.locker().await?, ctx.key()?);
-        let holder = request_as(&key, held, LONG)?;
-        grant(&store, &holder).await?;
+        let mut holder = request_as(&key, held, LONG)?;
+        grant(&store, &mut holder).await?;
         let (rw, lock) = (other.rw_lock(key.as_str()), other.lock(key.as_str()));
         let next = if wanted == Mode::Shared { rw.read() } else { rw.write() }.ttl(LONG);
         let waiting = tokio::spawn(async move { next.acquire_within(LONG).await });
@@ -156,13 +158,13 @@ async fn the_place_of_a_reader_is_not_taken(ctx: Ctx) -> CaseResult {
         Ok(true)
     };
     assert!(is_refused(Token::random()?).await?, "a lock that was never used was taken");
-    let reader = request_as(&key, Mode::Shared, LONG)?;
-    grant(&store, &reader).await?;
+    let mut reader = request_as(&key, Mode::Shared, LONG)?;
+    grant(&store, &mut reader).await?;
     assert!(is_refused(reader.claim.token).await?, "the place of a reader was taken");
     assert!(matches!(store.release(&reader.claim).await?, Release::Released { .. }));
     assert!(is_refused(reader.claim.token).await?, "nobody's place was taken");
-    let writer = request_as(&key, Mode::Exclusive, LONG)?;
-    grant(&store, &writer).await?;
+    let mut writer = request_as(&key, Mode::Exclusive, LONG)?;
+    grant(&store, &mut writer).await?;
     assert!(is_refused(reader.claim.token).await?, "another's place was taken");
     let held = renew(&store, &writer.claim, LONG, 1).await?;
     assert!(matches!(held, Renewed::Held(_)), "the writer lost the lock: {held:?}");

@@ -41,7 +41,7 @@ async fn an_unrenewed_lease_lapses(ctx: Ctx) -> CaseResult {
 async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
     // Without a locker: a living one releases what it loses.
-    let dead = grant(&store, &request(&key, SHORT)?).await?;
+    let dead = grant(&store, &mut request(&key, SHORT)?).await?;
     let mut next = request(&key, LONG)?;
     while let Attempt::Contended(by) = other.acquire(&next).await? {
         next.claim = fresh(next.claim, &by)?;
@@ -80,15 +80,15 @@ async fn another_clock_takes_nothing(ctx: Ctx) -> CaseResult {
     ahead.advance(Duration::from_secs(3600));
     let odd = ctx.backend.open_with_clock(ahead).await?.ok_or("takes no clock")?;
     let (sane, held, lapsing) = (ctx.store().await?, ctx.key()?, ctx.key()?);
-    let mine = request(&held, LONG)?;
-    grant(&sane, &mine).await?;
+    let mut mine = request(&held, LONG)?;
+    grant(&sane, &mut mine).await?;
     let taken = matches!(odd.acquire(&request(&held, LONG)?).await?, Attempt::Granted(_));
     assert!(!taken, "a client with another clock took a held lock");
     let state = odd.inspect(&Query::Keys(vec![held])).await?;
     assert_eq!(state[0].holders[0].token, Some(mine.claim.token), "it can't see the holder");
     assert!(matches!(renew(&sane, &mine.claim, LONG, 1).await?, Renewed::Held(_)), "the lease was lost");
     // The other way round: what it is granted itself must not last for an hour.
-    grant(&odd, &request(&lapsing, SHORT)?).await?;
+    grant(&odd, &mut request(&lapsing, SHORT)?).await?;
     let free = locker(sane).lock(lapsing.as_str()).acquire_within(SHORT + Duration::from_secs(6)).await?;
     assert!(free.is_some(), "the lease of a client with another clock did not lapse");
     Ok(())

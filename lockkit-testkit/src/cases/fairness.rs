@@ -64,9 +64,9 @@ async fn longest_lease(store: &Arc<dyn LockStore>, key: &LockKey) -> Result<Dura
     if store.info().capability.liveness.session.is_none() {
         return Ok(SHORT);
     }
-    let request = request(key, Duration::from_secs(3600))?;
+    let mut request = request(key, Duration::from_secs(3600))?;
     let asked = store.info().clock.now();
-    let hold = grant(store, &request).await?;
+    let hold = grant(store, &mut request).await?;
     store.release(&request.claim).await?;
     Ok(hold.until.since(asked))
 }

@@ -84,12 +84,12 @@ async fn validity_counts_from_the_request(ctx: Ctx) -> CaseResult {
     let (other, key) = (server.open().await?, ctx.key()?);
     // Another client has the lock first: what a store does in the background when it meets a new name may need the
     // connection when it matters.
-    let first = request(&key, LONG)?;
-    grant(&other, &first).await?;
+    let mut first = request(&key, LONG)?;
+    grant(&other, &mut first).await?;
     other.release(&first.claim).await?;
     // Warm up, so that what is held back is the reply and not the first words of a connection or of a script.
-    let before = request(&key, LONG)?;
-    grant(&slow, &before).await?;
+    let mut before = request(&key, LONG)?;
+    grant(&slow, &mut before).await?;
     renew(&slow, &before.claim, LONG, 1).await?;
     slow.release(&before.claim).await?;
     let query = Query::Keys(vec![key.clone()]);
@@ -217,9 +217,9 @@ async fn a_black_holed_connection_is_replaced(ctx: Ctx) -> CaseResult {
 async fn forgotten_scripts_are_sent_again(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (store, key) = (server.open().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
+    let mut mine = request(&key, LONG)?;
     server.forget_caches().await?;
-    grant(&store, &mine).await?;
+    grant(&store, &mut mine).await?;
     server.forget_caches().await?;
     assert!(matches!(renew(&store, &mine.claim, LONG, 1).await?, Renewed::Held(_)));
     server.forget_caches().await?;
@@ -308,8 +308,8 @@ async fn a_killed_server_is_an_error(ctx: Ctx) -> CaseResult {
 async fn a_killed_server_denies_nothing(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (store, key) = (server.open().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    grant(&store, &mut mine).await?;
     server.kill().await?;
     // The first call may find the old connection broken, the second finds no new one.
     for _ in 0..2 {

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome, Query, Renewal, Renewed};
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, cases, grant, grant_released, locker, renew, request, resource::Resource, take,
+    CaseResult, Ctx, LONG, SHORT, cases, grant, grant_again, grant_released, locker, renew, request,
+    resource::Resource, take,
 };
 
 cases! { "fencing":
@@ -35,7 +36,7 @@ async fn never_decreases(ctx: Ctx) -> CaseResult {
         if round % 10 == 9 && locker.info().capability.liveness.session.is_none() {
             assert_eq!(guard.release().await?, Outcome::Released);
             // Without a locker: one would release the lease as soon as it is lost, and here it is to lapse.
-            let lapsing = grant(&store, &request(&LockKey::new(name.as_str())?, SHORT)?).await?;
+            let lapsing = grant(&store, &mut request(&LockKey::new(name.as_str())?, SHORT)?).await?;
             assert!(lapsing.fence > last, "{} came after {last}", lapsing.fence);
             last = lapsing.fence;
             let next = first.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(8)).await?;
@@ -56,7 +57,7 @@ async fn a_grant_owns_its_span(ctx: Ctx) -> CaseResult {
     for span in [1, 65, 1, 1000, 3] {
         let mut asked = request(&key, LONG)?;
         asked.fence = FenceRequest { span, ..FenceRequest::default() };
-        let hold = grant_released(&store, &asked).await?;
+        let hold = grant_released(&store, &mut asked).await?;
         assert!(hold.fence >= next_free, "{} belongs to the grant before", hold.fence);
         assert_eq!(hold.span, span);
         next_free = hold.fence.offset(span);
@@ -67,30 +68,30 @@ async fn a_grant_owns_its_span(ctx: Ctx) -> CaseResult {
 
 async fn renewal_and_nesting_keep_the_fence(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    let first = grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    let first = grant(&store, &mut mine).await?;
     for depth in [1, 2, 1] {
         match renew(&store, &mine.claim, LONG, depth).await? {
             Renewed::Held(hold) => assert_eq!((hold.fence, hold.span, hold.depth), (first.fence, first.span, depth)),
             Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
         }
     }
-    assert_eq!(grant(&store, &mine).await?.fence, first.fence);
+    assert_eq!(grant_again(&store, &mine).await?.fence, first.fence);
     Ok(())
 }
 
 async fn a_floor_is_kept(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mut mine = request(&key, LONG)?;
-    let first = grant(&store, &mine).await?;
+    let first = grant(&store, &mut mine).await?;
     store.release(&mine.claim).await?;
     let floor = first.fence.offset(4_000_000_000);
     mine = request(&key, LONG)?;
     mine.fence.floor = floor;
-    let lifted = grant_released(&store, &mine).await?;
+    let lifted = grant_released(&store, &mut mine).await?;
     assert!(lifted.fence > floor, "{} is not above the floor {floor}", lifted.fence);
     store.release(&lifted.claim).await?;
-    let after = grant_released(&store, &request(&key, LONG)?).await?;
+    let after = grant_released(&store, &mut request(&key, LONG)?).await?;
     assert!(after.fence > lifted.fence);
     Ok(())
 }
@@ -100,14 +101,14 @@ async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> CaseResult {
     // Ahead of the clocks of all stores, but not by so much that a store keeps the counter for years.
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(60);
     // And ahead of a floor that the store may have for all its locks.
-    let another = request(&ctx.key()?, LONG)?;
-    let reached = grant(&store, &another).await?.fence;
+    let mut another = request(&ctx.key()?, LONG)?;
+    let reached = grant(&store, &mut another).await?.fence;
     store.release(&another.claim).await?;
     let floor = Fence::new(u64::try_from(ahead.as_micros())?).max(reached.offset(60_000_000));
     for step in 0..3 {
         let mut mine = request(&key, LONG)?;
         mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };
-        let hold = grant_released(&store, &mine).await?;
+        let hold = grant_released(&store, &mut mine).await?;
         assert_eq!(hold.fence, floor.offset(step * 10 + 1));
         store.release(&hold.claim).await?;
     }
@@ -116,37 +117,37 @@ async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> CaseResult {
 
 async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    let hold = grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    let hold = grant(&store, &mut mine).await?;
     let floor = hold.fence.offset(1_000_000_000);
     let renewal = Renewal { fence_floor: Some(floor), ..Renewal::new(mine.claim.clone(), LONG) };
     match store.renew(&[renewal]).await.remove(0)? {
         Renewed::Held(renewed) => assert_eq!(renewed.fence, hold.fence),
         Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
     }
-    assert_eq!(grant(&store, &mine).await?.fence, hold.fence, "a repeated claim must keep its fence");
+    assert_eq!(grant_again(&store, &mine).await?.fence, hold.fence, "a repeated claim must keep its fence");
     store.release(&mine.claim).await?;
-    assert!(grant_released(&store, &request(&key, LONG)?).await?.fence > floor);
+    assert!(grant_released(&store, &mut request(&key, LONG)?).await?.fence > floor);
     Ok(())
 }
 
 async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    let hold = grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    let hold = grant(&store, &mut mine).await?;
     let floor = hold.fence.offset(2_000_000_000);
     let foreign = request(&key, LONG)?.claim;
     let renewal = Renewal { fence_floor: Some(floor), ..Renewal::new(foreign, LONG) };
     assert!(matches!(store.renew(&[renewal]).await.remove(0)?, Renewed::Lost(_)));
     store.release(&mine.claim).await?;
-    let next = grant_released(&store, &request(&key, LONG)?).await?;
+    let next = grant_released(&store, &mut request(&key, LONG)?).await?;
     assert!(next.fence > hold.fence && next.fence < floor, "{} after {}", next.fence, hold.fence);
     Ok(())
 }
 
 async fn the_last_fence_is_shown(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let hold = grant(&store, &request(&key, LONG)?).await?;
+    let hold = grant(&store, &mut request(&key, LONG)?).await?;
     let state = store.inspect(&Query::Keys(vec![key])).await?.remove(0);
     assert_eq!(state.holders[0].fence, Some(hold.fence));
     assert!(state.fence.is_none_or(|last| last >= hold.fence));

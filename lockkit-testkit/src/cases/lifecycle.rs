@@ -67,8 +67,8 @@ async fn a_dropped_guard_frees_its_lock(ctx: Ctx) -> CaseResult {
 
 async fn a_second_release_says_so(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let request = request(&key, LONG)?;
-    grant(&store, &request).await?;
+    let mut request = request(&key, LONG)?;
+    grant(&store, &mut request).await?;
     assert!(matches!(store.release(&request.claim).await?, Release::Released { .. }));
     assert_eq!(store.release(&request.claim).await?, Release::NotHeld(LossReason::Gone));
     Ok(())
@@ -200,8 +200,8 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
 
 async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let asked = request(&key, LONG)?;
-    let hold = grant(&store, &asked).await?;
+    let mut asked = request(&key, LONG)?;
+    let hold = grant(&store, &mut asked).await?;
     for (holder, depth, shown) in [
         (Some("the next: 1@2"), 1, "the next: 1@2"),
         (None, 1, "the next: 1@2"),

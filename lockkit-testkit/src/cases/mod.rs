@@ -46,8 +46,8 @@ use lockkit_core::{LockKey, LockStore, Locker, Token};
 
 pub(crate) use asks::abandon_after;
 use asks::{
-    answered, assert_taken, fencing_claimed, fresh, grant, grant_at_once, grant_released, locker, renew, request,
-    request_as, seen, take, take_in_the_end, wait_for_waiter, wait_for_waiters,
+    answered, assert_taken, fencing_claimed, fresh, grant, grant_again, grant_at_once, grant_released, locker, renew,
+    request, request_as, seen, take, take_in_the_end, wait_for_waiter, wait_for_waiters,
 };
 
 use crate::{Backend, BoxError, Server};

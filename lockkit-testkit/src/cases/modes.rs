@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use lockkit_core::{Attempt, Claim, ErrorKind, Mode, Order, Outcome, Release, Renewal, Renewed};
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, readers::assert_shown, request_as, take, wait_for_waiter,
+    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, grant_again, readers::assert_shown, request_as, take,
+    wait_for_waiter,
 };
 
 cases! { "modes":
@@ -102,8 +103,8 @@ async fn all_permits_are_shown(ctx: Ctx) -> CaseResult {
 async fn the_same_claim_holds_one_permit(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let [one, two, three] = [(); 3].map(|()| request_as(&key, Mode::Permit { limit: TWO }, LONG));
-    let (one, two, three) = (one?, two?, three?);
-    let (once, twice) = (grant(&store, &one).await?, grant(&store, &one).await?);
+    let (mut one, two, three) = (one?, two?, three?);
+    let (once, twice) = (grant(&store, &mut one).await?, grant_again(&store, &one).await?);
     assert_eq!(once.fence, twice.fence, "the same claim again has another fence");
     let is_granted = |answer: Attempt| matches!(answer, Attempt::Granted(_));
     assert!(is_granted(store.acquire(&two).await?), "a claim that asked again counts twice");
@@ -120,7 +121,7 @@ async fn the_same_claim_holds_one_permit(ctx: Ctx) -> CaseResult {
 async fn a_double_release_adds_no_permit(ctx: Ctx) -> CaseResult {
     let (store, locker, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let permits = locker.semaphore(key.as_str(), TWO).ttl(LONG);
-    let twice = grant(&store, &request_as(&key, Mode::Permit { limit: TWO }, LONG)?).await?.claim;
+    let twice = grant(&store, &mut request_as(&key, Mode::Permit { limit: TWO }, LONG)?).await?.claim;
     let _one = permits.try_acquire().await?.ok_or("a permit is left, but refused")?;
     assert!(matches!(store.release(&twice).await?, Release::Released { .. }));
     let _two = permits.try_acquire().await?.ok_or("a returned permit can't be had")?;
@@ -134,7 +135,7 @@ async fn a_lapsed_permit_is_available_again(ctx: Ctx) -> CaseResult {
     let (store, locker, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let permits = locker.semaphore(key.as_str(), TWO).ttl(LONG);
     let _kept = permits.try_acquire().await?.ok_or("free, but refused")?;
-    let dead = grant(&store, &request_as(&key, Mode::Permit { limit: TWO }, SHORT)?).await?;
+    let dead = grant(&store, &mut request_as(&key, Mode::Permit { limit: TWO }, SHORT)?).await?;
     let next = permits.acquire_within(SHORT + UNTOLD).await?;
     let late = store.info().clock.now().since(dead.until);
     let _next = next.ok_or_else(|| format!("a dead holder's permit can't be had {late:?} after its end"))?;
@@ -216,8 +217,8 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> CaseResult {
         if mode != Mode::Exclusive {
             // Nobody can hold such a claim, so a store that looks for it answers that the lease is lost, which sounds as if
             // there had been one.
-            let good = super::request(&ctx.key()?, LONG)?;
-            let held = super::grant(&store, &good).await?.claim;
+            let mut good = super::request(&ctx.key()?, LONG)?;
+            let held = super::grant(&store, &mut good).await?.claim;
             let renewal = |claim: &Claim| Renewal::new(claim.clone(), LONG);
             let answers = store.renew(&[renewal(&request.claim), renewal(&held)]).await;
             let [Err(error), Ok(Renewed::Held(_))] = &answers[..] else {

@@ -10,7 +10,8 @@ use lockkit_core::{
 };
 
 use super::{
-    AGAIN, CaseResult, Ctx, LONG, SHORT, SLACK, UNTOLD, answered, cases, fresh, grant, grant_released, renew, request,
+    AGAIN, CaseResult, Ctx, LONG, SHORT, SLACK, UNTOLD, answered, cases, fresh, grant, grant_again, grant_released,
+    renew, request,
 };
 
 use crate::{BoxError, faults::Direction};
@@ -31,8 +32,8 @@ cases! { "ownership":
 
 async fn a_foreign_release_changes_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    grant(&store, &mut mine).await?;
     let foreign = Claim { token: Token::random()?, ..mine.claim.clone() };
     assert_eq!(store.release(&foreign).await?, Release::NotHeld(LossReason::Taken));
     let state = store.inspect(&Query::Keys(vec![key])).await?;
@@ -43,8 +44,8 @@ async fn a_foreign_release_changes_nothing(ctx: Ctx) -> CaseResult {
 
 async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    grant(&store, &mut mine).await?;
     let foreign = Claim { token: Token::random()?, ..mine.claim.clone() };
     for ttl in [SHORT, LONG * 3] {
         let answer = renew(&store, &foreign, ttl, 1).await?;
@@ -57,8 +58,8 @@ async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> CaseResult {
 
 async fn a_late_release_spares_the_successor(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
-    let late = request(&key, SHORT)?;
-    grant(&store, &late).await?;
+    let mut late = request(&key, SHORT)?;
+    grant(&store, &mut late).await?;
     let mut next = request(&key, LONG)?;
     next.wait = SHORT + Duration::from_secs(6);
     while let Attempt::Contended(by) = other.acquire(&next).await? {
@@ -76,8 +77,8 @@ async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> CaseResul
     let server = ctx.server().await?;
     let (slow, proxy) = server.open_through_proxy().await?;
     let (other, key) = (server.open().await?, ctx.key()?);
-    let late = request(&key, SHORT)?;
-    grant(&slow, &late).await?;
+    let mut late = request(&key, SHORT)?;
+    grant(&slow, &mut late).await?;
     // A store that needs several steps has the lapse of its lease between them; one that needs one step is through.
     proxy.delay(Direction::ToClient, SHORT + SLACK);
     let releasing = tokio::spawn(async move { slow.release(&late.claim).await });
@@ -97,8 +98,8 @@ async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> CaseResul
 
 async fn two_claims_of_one_client_are_two(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let (first, second) = (request(&key, LONG)?, request(&key, LONG)?);
-    grant(&store, &first).await?;
+    let (mut first, second) = (request(&key, LONG)?, request(&key, LONG)?);
+    grant(&store, &mut first).await?;
     let both = matches!(store.acquire(&second).await?, Attempt::Granted(_));
     assert!(!both, "both claims of one client were granted");
     assert!(matches!(renew(&store, &second.claim, LONG, 1).await?, Renewed::Lost(LossReason::Taken)));
@@ -111,8 +112,8 @@ async fn two_claims_of_one_client_are_two(ctx: Ctx) -> CaseResult {
 
 async fn renewal_never_resurrects(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, SHORT)?;
-    grant(&store, &mine).await?;
+    let mut mine = request(&key, SHORT)?;
+    grant(&store, &mut mine).await?;
     let (granted, mut asked) = (Instant::now(), Duration::ZERO);
     // The member of a quorum that granted it last, after a majority had, keeps it longest.
     while !is_free(&store, &key).await? {
@@ -123,7 +124,7 @@ async fn renewal_never_resurrects(ctx: Ctx) -> CaseResult {
     let answer = renew(&store, &mine.claim, LONG, 1).await?;
     assert!(matches!(answer, Renewed::Lost(LossReason::Gone)), "{answer:?}");
     assert!(is_free(&store, &key).await?, "it was resurrected");
-    grant(&store, &request(&key, LONG)?).await?;
+    grant(&store, &mut request(&key, LONG)?).await?;
     Ok(())
 }
 
@@ -142,9 +143,9 @@ async fn renewal_never_creates(ctx: Ctx) -> CaseResult {
 
 async fn the_same_claim_is_one_lease(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    let first = grant(&store, &mine).await?;
-    let again = grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    let first = grant(&store, &mut mine).await?;
+    let again = grant_again(&store, &mine).await?;
     assert_eq!((first.fence, first.span), (again.fence, again.span));
     let state = store.inspect(&Query::Keys(vec![key])).await?;
     assert_eq!((state[0].holders.len(), state[0].holders[0].depth), (1, 1), "a repeated request counted twice");
@@ -156,9 +157,9 @@ async fn the_same_claim_is_one_lease(ctx: Ctx) -> CaseResult {
 async fn repeated_claims_extend_the_lease(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mut mine = request(&key, LONG)?;
-    let first = grant(&store, &mine).await?;
+    let first = grant(&store, &mut mine).await?;
     mine.ttl = LONG * 2;
-    let again = grant(&store, &mine).await?;
+    let again = grant_again(&store, &mine).await?;
     assert!(again.until >= first.until + LONG, "the lease must run from the latest request");
     let left = store.inspect(&Query::Keys(vec![key])).await?[0].holders[0].remaining.ok_or("no ttl is shown")?;
     assert!(left > LONG, "the store has only {left:?} on record");
@@ -205,7 +206,7 @@ async fn grant_one_of_many(ctx: &Ctx, store: &Arc<dyn LockStore>) -> Result<Acqu
 
 async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
-    let (first, unknown) = (request(&key, LONG)?, Token::random()?);
+    let (mut first, unknown) = (request(&key, LONG)?, Token::random()?);
     let asked = |from: Token| Ok::<_, BoxError>(AcquireRequest { from: Some(from), ..request(&key, LONG)? });
     let is_refused = async |from: Token| {
         let (request, other) = (asked(from)?, &other);
@@ -218,15 +219,15 @@ async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
         Ok::<_, BoxError>(matches!(answered(ask).await?, Attempt::Contended(_)))
     };
     assert!(is_refused(unknown).await?, "nobody's place was taken");
-    let mut last = grant(&store, &first).await?;
+    let mut last = grant(&store, &mut first).await?;
     let mut from = first.claim.clone();
     assert!(is_refused(unknown).await?, "another's place was taken");
     for round in 0..4 {
         let next = AcquireRequest { fence: FenceRequest { span: 3, ..FenceRequest::default() }, ..asked(from.token)? };
-        let hold = grant(&other, &next).await?;
+        let hold = grant_again(&other, &next).await?;
         assert!(hold.fence >= last.fence.offset(last.span), "{} in the place of {}", hold.fence, last.fence);
         assert_eq!((hold.span, hold.depth), (3, 1));
-        let again = grant(&other, &next).await?;
+        let again = grant_again(&other, &next).await?;
         assert_eq!((again.fence, again.span), (hold.fence, hold.span), "the same claim again");
         assert!(is_refused(from.token).await?, "its place was taken twice");
         assert!(matches!(renew(&store, &from, LONG, 1).await?, Renewed::Lost(_)), "round {round}");
@@ -239,7 +240,7 @@ async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
     }
     assert!(matches!(other.release(&from).await?, Release::Released { .. }));
     assert!(is_refused(from.token).await?, "nobody's place was taken");
-    let next = grant_released(&store, &request(&key, LONG)?).await?;
+    let next = grant_released(&store, &mut request(&key, LONG)?).await?;
     assert!(next.fence >= last.fence.offset(last.span), "{} after {}", next.fence, last.fence);
     Ok(())
 }

@@ -8,8 +8,8 @@ use lockkit_core::{
 };
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, grant_released, renew, request, request_as, resource::Resource,
-    seen, wait_for_waiter,
+    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, grant_again, grant_released, renew, request, request_as,
+    resource::Resource, seen, wait_for_waiter,
 };
 use crate::BoxError;
 
@@ -35,8 +35,8 @@ async fn all_readers_are_shown(ctx: Ctx) -> CaseResult {
 
 async fn the_same_claim_is_one_reader(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let asked = request_as(&key, Mode::Shared, LONG)?;
-    let (once, twice) = (grant(&store, &asked).await?, grant(&store, &asked).await?);
+    let mut asked = request_as(&key, Mode::Shared, LONG)?;
+    let (once, twice) = (grant(&store, &mut asked).await?, grant_again(&store, &asked).await?);
     assert_eq!(once.fence, twice.fence, "the same claim again has another fence");
     assert!(matches!(store.release(&asked.claim).await?, Release::Released { .. }));
     let writer = ctx.locker().await?.rw_lock(key.as_str()).write().ttl(LONG).try_acquire().await?;
@@ -47,8 +47,8 @@ async fn the_same_claim_is_one_reader(ctx: Ctx) -> CaseResult {
 async fn a_dead_reader_lapses_alone(ctx: Ctx) -> CaseResult {
     let (store, other, third, key) = (ctx.store().await?, ctx.store().await?, ctx.store().await?, ctx.key()?);
     let lock = super::locker(Arc::clone(&store)).lock(key.as_str());
-    let long = grant(&store, &request_as(&key, Mode::Shared, SHORT * 3)?).await?;
-    let short = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
+    let long = grant(&store, &mut request_as(&key, Mode::Shared, SHORT * 3)?).await?;
+    let short = grant(&other, &mut request_as(&key, Mode::Shared, SHORT)?).await?;
     let writer = Writer::waits(third, &key);
     loop {
         // What is shown was there after this moment, and what is not there any more had ended by the next.
@@ -70,8 +70,8 @@ async fn a_dead_reader_lapses_alone(ctx: Ctx) -> CaseResult {
 
 async fn a_writer_waits_for_no_reader_that_left(ctx: Ctx) -> CaseResult {
     let (store, other, third, key) = (ctx.store().await?, ctx.store().await?, ctx.store().await?, ctx.key()?);
-    let left = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
-    let short = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
+    let left = grant(&store, &mut request_as(&key, Mode::Shared, LONG)?).await?;
+    let short = grant(&other, &mut request_as(&key, Mode::Shared, SHORT)?).await?;
     assert!(matches!(store.release(&left.claim).await?, Release::Released { .. }));
     Writer::waits(third, &key).gets_in_after(&short).await
 }
@@ -96,8 +96,8 @@ async fn a_released_reader_ends_no_other(ctx: Ctx) -> CaseResult {
 
 async fn a_renewal_keeps_no_other_reader(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
-    let dead = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
-    let lives = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
+    let dead = grant(&other, &mut request_as(&key, Mode::Shared, SHORT)?).await?;
+    let lives = grant(&store, &mut request_as(&key, Mode::Shared, LONG)?).await?;
     let lock = ctx.locker().await?.lock(key.as_str());
     loop {
         let renewed = renew(&store, &lives.claim, LONG, 1).await?;
@@ -163,8 +163,8 @@ async fn a_reader_keeps_the_floor_it_asked_for(ctx: Ctx) -> CaseResult {
 
 async fn a_reader_keeps_the_floor_of_a_renewal(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request_as(&key, Mode::Shared, LONG)?;
-    let hold = grant(&store, &mine).await?;
+    let mut mine = request_as(&key, Mode::Shared, LONG)?;
+    let hold = grant(&store, &mut mine).await?;
     let mut floor = hold.fence;
     for _ in 0..2 {
         floor = floor.offset(1_000_000_000);
@@ -173,13 +173,13 @@ async fn a_reader_keeps_the_floor_of_a_renewal(ctx: Ctx) -> CaseResult {
             Renewed::Held(renewed) => assert_eq!(renewed.fence, hold.fence),
             Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
         }
-        let joins = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
+        let joins = grant(&store, &mut request_as(&key, Mode::Shared, LONG)?).await?;
         assert!(joins.fence >= floor, "{} is below the floor {floor} of a renewal", joins.fence);
         store.release(&joins.claim).await?;
         floor = joins.fence;
     }
     store.release(&mine.claim).await?;
-    let writer = grant_released(&store, &request(&key, LONG)?).await?;
+    let writer = grant_released(&store, &mut request(&key, LONG)?).await?;
     assert!(writer.fence > floor, "a writer's fence {} is not above {floor}", writer.fence);
     Ok(())
 }

@@ -117,8 +117,8 @@ async fn they_are_no_locks(ctx: Ctx) -> CaseResult {
     let held = store.inspect(&Query::Prefix(base.clone())).await?;
     assert!(held.is_empty(), "records are shown as locks: {held:?}");
     for name in &names {
-        let asked = request(name, LONG)?;
-        grant(&other, &asked).await?;
+        let mut asked = request(name, LONG)?;
+        grant(&other, &mut asked).await?;
         other.release(&asked.claim).await?;
     }
     for (name, text) in names.iter().zip(&texts) {

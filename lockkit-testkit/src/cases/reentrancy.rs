@@ -75,8 +75,8 @@ async fn the_depth_is_shown(ctx: Ctx) -> CaseResult {
 
 async fn a_repeated_depth_counts_once(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let mine = request(&key, LONG)?;
-    grant(&store, &mine).await?;
+    let mut mine = request(&key, LONG)?;
+    grant(&store, &mut mine).await?;
     for depth in [2, 2, 12, 12, 1] {
         renew(&store, &mine.claim, LONG, depth).await?;
         let state = store.inspect(&Query::Keys(vec![key.clone()])).await?;

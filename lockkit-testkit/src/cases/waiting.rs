@@ -50,7 +50,7 @@ async fn an_expiry_wakes_a_waiter(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let started = Instant::now();
     // Without a locker: one would release the lease when it is lost, and that would wake the waiter.
-    grant(&store, &request(&key, SHORT)?).await?;
+    grant(&store, &mut request(&key, SHORT)?).await?;
     let next = other.lock(key.as_str()).acquire_within(Duration::from_secs(8)).await?;
     let waited = started.elapsed();
     assert!(next.is_some() && waited < SHORT + Duration::from_secs(2), "slept through the expiry for {waited:?}");

@@ -11,8 +11,8 @@ use lockkit_core::{
 };
 
 use super::{
-    CaseResult, Ctx, LONG, UNTOLD, abandon_after, assert_taken, cases, fencing_claimed, grant, locker, renew, request,
-    seen,
+    CaseResult, Ctx, LONG, UNTOLD, abandon_after, assert_taken, cases, fencing_claimed, grant, grant_again, locker,
+    renew, request, seen,
 };
 use crate::BoxError;
 
@@ -140,13 +140,13 @@ async fn a_window_may_be_longer_than_any_lease(ctx: Ctx) -> CaseResult {
 
 async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
-    let first = request(&key, LONG)?;
-    grant(&store, &first).await?;
+    let mut first = request(&key, LONG)?;
+    grant(&store, &mut first).await?;
     let asked = request(&key, LONG)?;
     let keeps = AcquireRequest { from: Some(first.claim.token), keeps: true, ttl: HOUR, ..asked };
-    grant(&store, &keeps).await?;
+    grant_again(&store, &keeps).await?;
     // The same again: its answer was lost.
-    grant(&store, &keeps).await?;
+    grant_again(&store, &keeps).await?;
     assert!(matches!(renew(&store, &first.claim, LONG, 1).await?, Renewed::Lost(_)), "it was renewed");
     assert!(matches!(store.release(&first.claim).await?, Release::NotHeld(_)), "it was released");
     let again = AcquireRequest { ttl: LONG, ..request(&key, LONG)? };
