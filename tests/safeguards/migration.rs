@@ -132,6 +132,10 @@ safeguards! {
         "One store's part of a lost lease keeps others out until its holder has released it"
         "over.filter(|entry| «entry.is_heard()» && Arc::strong_count(entry) == 1)" => "true"
         by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_its_release";
+    moving_loss_is_no_release in RENEW
+        "That a renewal finds a lease lost is no release of what the other store has of it"
+        "entry.end(reason, «false»);" => "true"
+        by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_its_release";
     moving_once in CLAIM
         "A renewal that comes late leaves alone what another one took along"
         "state.over.is_some() || «state.held.is_some_and(|held| held.phase.uses(side))»" => "false"

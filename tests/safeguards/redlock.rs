@@ -51,7 +51,7 @@ safeguards! {
         by "lockkit-redlock/redlock::release::a_claim_that_is_over_is_not_renewed_by_the_word_of_its_nodes";
     probation in RENEW
         "A node that got back a lease which it had lost counts only after a renewal without it"
-        "let counts = match &self.known {\n                    Some((_, grant)) => «grant.nodes[node].counts == Some(hold.fence)»" => "true"
+        "let counts = |grant: &Grant| «grant.nodes[node].counts == Some(hold.fence)»;" => "grant.depth < u32::MAX"
         by "lockkit-redlock/redlock::deadline::a_healed_node_does_not_count_at_once";
     healed_in_time in RENEW
         "After the deadline no node is given back a lease that it lost"

@@ -218,7 +218,7 @@ async fn what_else_answers_is_named(_: Arc<Ctx>) {
         (speaker(b"-ERR max number of clients reached\r\n").await, "a Redis server answers"),
         (speaker(b"SSH-2.0-something\r\n").await, "no MySQL server"),
     ] {
-        let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_millis(1200));
+        let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_secs(5));
         let asked = Instant::now();
         for error in [
             MySqlStore::connect(config.clone()).await.map(drop).expect_err("no MySQL"),
@@ -228,17 +228,18 @@ async fn what_else_answers_is_named(_: Arc<Ctx>) {
             assert_eq!((error.kind(), error.effect()), (ErrorKind::Misconfigured, Effect::None), "{error}");
             assert!(error.message().contains(what), "{what}: {error}");
         }
-        assert!(asked.elapsed() < Duration::from_millis(3600), "{what}: it took {:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(15), "{what}: it took {:?}", asked.elapsed());
     }
 }
 
 async fn what_says_nothing_is_given_up_in_time(_: Arc<Ctx>) {
     let addr = speaker(b"").await;
-    let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_millis(800));
+    let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_secs(2));
     let asked = Instant::now();
     let error = MySqlStore::connect(config).await.expect_err("nothing");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None), "{error}");
-    assert!(asked.elapsed() < Duration::from_millis(1200), "it took {:?}", asked.elapsed());
+    // Not twice as long, once for the driver and once for the question what else may answer.
+    assert!(asked.elapsed() < Duration::from_secs(3), "it took {:?}", asked.elapsed());
 }
 
 /// A server that says this to whoever comes, and nothing more.
