@@ -181,6 +181,9 @@ pub struct Hold {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderInfo(Arc<str>);
 
+/// How the description of a holder ends that is done, and only keeps the lock from others.
+const DONE: &str = " (done)";
+
 impl HolderInfo {
     /// The longest description, in bytes.
     pub const MAX_BYTES: usize = 256;
@@ -211,6 +214,23 @@ impl HolderInfo {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether nobody is at work, and the lock is only [kept](crate::Lock::keep_for) from others, as far as the description tells.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.0.ends_with(DONE)
+    }
+
+    /// The description of what keeps a lock when this holder is done.
+    pub(crate) fn done(&self) -> Self {
+        self.followed_by(DONE)
+    }
+
+    /// The description with this behind it, which is not cut off.
+    pub(crate) fn followed_by(&self, mark: &str) -> Self {
+        let room = self.0.floor_char_boundary(Self::MAX_BYTES - mark.len());
+        Self::new(&format!("{}{mark}", &self.0[..room]))
     }
 }
 

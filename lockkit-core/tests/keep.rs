@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock,
-    LockStore, Locker, MemoryStore, Outcome, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceAbove, Guard, HolderInfo,
+    Liveness, Lock, LockStore, Locker, MemoryStore, Outcome, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::time::sleep;
@@ -222,6 +222,19 @@ async fn a_release_that_is_dropped_behind_a_refusal_goes_on() -> Result<()> {
         locker.shutdown(PATIENCE).await?;
         assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");
     }
+    Ok(())
+}
+
+/// A description of the full length is cut for it.
+#[tokio::test]
+async fn what_keeps_a_lock_says_so() -> Result<()> {
+    let locker =
+        Locker::builder(MemoryStore::new()).holder(HolderInfo::new(&"ä".repeat(HolderInfo::MAX_BYTES))).build();
+    let holder = async || Ok::<_, Error>(locker.lock("x").inspect().await?.holders.remove(0).info);
+    let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+    assert!(!holder().await?.is_done());
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert!(holder().await?.is_done(), "{}", holder().await?);
     Ok(())
 }
 

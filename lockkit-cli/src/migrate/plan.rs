@@ -17,9 +17,6 @@ use crate::{
     show::{holder, left, plain, print, print_json, table},
 };
 
-/// How the description of a holder ends that is done, and only keeps the lock from others.
-const KEPT: &str = " (done)";
-
 /// What there is to say of a migration between two stores.
 struct Assessment {
     stores: [Arc<dyn LockStore>; 2],
@@ -104,7 +101,7 @@ impl Assessment {
                     self.advice
                         .push(format!("{name} is held by {who}, which is no lockkit client: it must stop first"));
                 }
-                if held.info.as_str().ends_with(KEPT) {
+                if held.info.is_done() {
                     let left = left(held);
                     self.advice.push(format!(
                         "{name} is kept for {left} by {who} (keep_for): no step leaves its store before the end of that, \

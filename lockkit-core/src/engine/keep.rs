@@ -6,13 +6,10 @@
 use std::time::Duration;
 
 use super::{Engine, lease::LeaseState};
-use crate::{AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, HolderInfo, Moment, Release, Result, Token};
+use crate::{AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, Moment, Release, Result, Token};
 
 /// No lock is kept for less: a request with a shorter ttl has hardly time to arrive.
 const SHORTEST: Duration = Duration::from_secs(1);
-
-/// How the description of a holder ends that only keeps the lock from others.
-pub(crate) const KEPT: &str = " (done)";
 
 /// Until when a lock is to be kept from others.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +41,7 @@ impl Engine {
     async fn keep_from_others(&self, claim: &Claim, token: Token, left: Duration) -> Result<Release> {
         let least =
             self.store.info().capability.liveness.ttl.as_ref().map_or(SHORTEST, |ttl| SHORTEST.max(*ttl.start()));
-        let holder = HolderInfo::new(&format!("{}{KEPT}", self.settings.holder));
+        let holder = self.settings.holder.done();
         let mut request = AcquireRequest::new(Claim { token, ..claim.clone() }, left.max(least), holder);
         (request.from, request.keeps) = (Some(claim.token), true);
         let refused = match self.store.acquire(&request).await {

@@ -43,7 +43,6 @@ pub(crate) use self::{
     ask::{Ask, Limit, Terms},
     doubts::Doubts,
     home::Home,
-    keep::KEPT,
     lease::{Lease, LeaseStatus},
     outstanding::BackgroundTask,
 };

@@ -5,15 +5,14 @@ use std::time::Duration;
 use super::{
     claim::{Entry, Held},
     dual::{Confirmed, Dual},
-    pair::aside,
     phase::{Phase, Side},
     rules,
     shadow::is_own,
     tally::Answer,
 };
 use crate::{
-    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, LossReason,
-    Moment, Renewal, Renewed, Result, Token, Waiting, store::renew_one,
+    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment,
+    Renewal, Renewed, Result, Token, Waiting, store::renew_one,
 };
 
 /// How often one call asks anew when the phase changed under it.
@@ -29,8 +28,6 @@ enum Ended {
 impl Dual {
     pub(super) async fn acquire_in_phase(&self, request: &AcquireRequest) -> Result<Attempt> {
         let record = self.confirmed().await?;
-        // What an earlier claim of this client left must not keep it out.
-        self.clear_up(aside(request.ttl), |claim| claim.key == request.claim.key).await;
         let entry = self.claims.enter(&request.claim, record.at, self.lapse(record.at));
         if entry.over().is_some() {
             let why = "the claim was released: ask with a new token (rule R2)";
@@ -265,13 +262,11 @@ impl Dual {
         let renewal = Renewal::new(request.claim.clone(), request.ttl);
         match self.renew_in_phase(&[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
-            Some(Err(error)) => Err(error),
+            Some(Err(error)) => Err(error.unknown_effect()),
+            // One of the stores may still have it, and that is for the caller to release.
             Some(Ok(Renewed::Lost(_))) | None => {
-                // The caller takes a refusal for the end of it, and releases nothing.
-                if let Some(entry) = self.claims.get(&request.claim) {
-                    entry.end(LossReason::Gone, true);
-                }
-                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
+                let why = "the lease is lost: release the claim, and ask with a new token (rule R2)";
+                Err(Error::new(ErrorKind::Unavailable, why).unknown_effect())
             }
         }
     }

@@ -20,10 +20,10 @@ struct State {
     shown: Option<(HolderInfo, Phase)>,
     /// When time has ended it; `None` if it may be at a store where time does not.
     lapse: Option<Moment>,
-    /// Why it will not be held again, as its renewals hear it.
-    over: Option<LossReason>,
-    /// Whether its holder has heard that it is over.
-    is_heard: bool,
+    /// Why it is lost, by what a store has said.
+    lost: Option<LossReason>,
+    /// Whether its release was asked for.
+    is_released: bool,
     /// Whether a store was asked for its release, and did not answer that.
     is_in_doubt: bool,
 }
@@ -73,9 +73,13 @@ pub(super) struct Held {
 }
 
 impl State {
+    fn over(&self) -> Option<LossReason> {
+        self.lost.or(self.is_released.then_some(LossReason::Gone))
+    }
+
     fn released(&mut self, side: Side, claim: &Claim) -> Result<()> {
         // What is over is not asked for again, and needs no other token.
-        let fresh = if self.over.is_some() { claim.token } else { Token::random()? };
+        let fresh = if self.over().is_some() { claim.token } else { Token::random()? };
         let part = &mut self.parts[side.index()];
         if part.token == claim.token && part.left == Left::Released && !part.is_asked {
             *part = Part { token: fresh, left: Left::Nothing, is_burnt: true, ..*part };
@@ -101,8 +105,8 @@ impl Entry {
                 held,
                 shown: None,
                 lapse,
-                over: None,
-                is_heard: false,
+                lost: None,
+                is_released: false,
                 is_in_doubt: false,
             }),
         }
@@ -131,7 +135,7 @@ impl Entry {
     /// call, or its release there was not answered yet.
     pub(super) fn ask_at(&self, side: Side) -> Option<Asking<'_>> {
         let mut state = self.state();
-        let is_closed = state.over.is_some() || state.held.is_some_and(|held| held.phase.uses(side));
+        let is_closed = state.over().is_some() || state.held.is_some_and(|held| held.phase.uses(side));
         let part = &mut state.parts[side.index()];
         if is_closed || part.is_asked || part.left == Left::Released {
             return None;
@@ -213,7 +217,7 @@ impl Entry {
         let mut state = self.state();
         let now = state.held.map(|held| held.phase);
         let is_whole = held.phase.sides().iter().all(|side| state.parts[side.index()].left == Left::Asked);
-        let stands = state.over.is_none() && is_whole && (now == since || now == Some(held.phase));
+        let stands = state.over().is_none() && is_whole && (now == since || now == Some(held.phase));
         if stands {
             (state.held, state.lapse) = (Some(held), lapse);
         }
@@ -240,19 +244,16 @@ impl Entry {
         self.state().shown.clone()
     }
 
-    /// Notes that it will not be held again, and whether its holder knows, for it has asked for the release. Returns why it was lost
-    /// before, if its holder has not heard of that.
-    pub(super) fn end(&self, why: LossReason, is_heard: bool) -> Option<LossReason> {
-        let mut state = self.state();
-        let unheard = state.over.filter(|_| !state.is_heard);
-        state.is_heard |= is_heard;
-        state.over.get_or_insert(why);
-        unheard
+    /// Notes that a store has said that it is lost. It will not be held again.
+    pub(super) fn lose(&self, why: LossReason) {
+        self.state().lost.get_or_insert(why);
     }
 
-    /// Whether its holder has heard that it is over.
-    pub(super) fn is_heard(&self) -> bool {
-        self.state().is_heard
+    /// Notes that its release was asked for. It will not be held again. Returns why it was lost before that, if it was.
+    pub(super) fn end(&self) -> Option<LossReason> {
+        let mut state = self.state();
+        state.is_released = true;
+        state.lost
     }
 
     /// Notes whether a store did not answer its release.
@@ -265,8 +266,9 @@ impl Entry {
         self.state().is_in_doubt
     }
 
+    /// Why it will not be held again, as its renewals hear it.
     pub(super) fn over(&self) -> Option<LossReason> {
-        self.state().over
+        self.state().over()
     }
 
     pub(super) fn has_lapsed(&self, now: Moment) -> bool {

@@ -1,7 +1,7 @@
 //! What this client has at the two stores, claim by claim: no I/O.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map},
+    collections::{HashMap, hash_map},
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -18,8 +18,6 @@ pub(super) struct Claims(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     by_token: HashMap<Token, Arc<Entry>>,
-    /// Those that are over, and of which something may be left.
-    over: HashSet<Token>,
     new: usize,
     /// How many there were after those were forgotten whose leases had lapsed.
     kept: usize,
@@ -32,9 +30,7 @@ impl Claims {
         // With many that are held, so seldom that looking at all of them costs each new one little.
         if known.new > NEW_CLAIMS.max(known.kept) && !known.by_token.contains_key(&claim.token) {
             // One that somebody has in hand may be granted yet, however long that takes.
-            let Known { by_token, over, .. } = &mut *known;
-            by_token.retain(|_, entry| Arc::strong_count(entry) > 1 || !entry.has_lapsed(now));
-            over.retain(|token| by_token.contains_key(token));
+            known.by_token.retain(|_, entry| Arc::strong_count(entry) > 1 || !entry.has_lapsed(now));
             (known.new, known.kept) = (0, known.by_token.len());
         }
         let Known { by_token, new, .. } = &mut *known;
@@ -49,30 +45,14 @@ impl Claims {
         self.known().by_token.get(&claim.token).filter(|entry| entry.claim.key == claim.key).cloned()
     }
 
-    /// Forgets a claim if nothing is left of it, and nothing can come to be; one that is over, and of which something is left, is
-    /// kept for [`over`](Self::over).
+    /// Forgets a claim if nothing is left of it, and nothing can come to be.
     pub(super) fn settle(&self, entry: &Entry) {
-        let (mut known, token) = (self.known(), entry.claim.token);
-        let Known { by_token, over, .. } = &mut *known;
-        let hash_map::Entry::Occupied(known) = by_token.entry(token) else { return };
-        if !std::ptr::eq(&**known.get(), entry) {
-            return;
-        }
-        if entry.is_nowhere() {
+        if let hash_map::Entry::Occupied(known) = self.known().by_token.entry(entry.claim.token)
+            && std::ptr::eq(&**known.get(), entry)
+            && entry.is_nowhere()
+        {
             known.remove();
-            over.remove(&token);
-        } else if entry.over().is_some() {
-            over.insert(token);
         }
-    }
-
-    /// Claims that are over, and of which something may be left; but for those that another call has in hand, and for a lost lease whose
-    /// holder has not heard of that yet: what one store has of it keeps others out until then.
-    pub(super) fn over(&self, now: Moment, is_meant: impl Fn(&Claim) -> bool) -> Vec<Arc<Entry>> {
-        let known = self.known();
-        let over = known.over.iter().filter_map(|token| known.by_token.get(token));
-        let over = over.filter(|entry| entry.is_heard() && Arc::strong_count(entry) == 1);
-        over.filter(|entry| !entry.has_lapsed(now) && is_meant(&entry.claim)).cloned().collect()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -148,12 +128,39 @@ mod tests {
         assert!(entry.is_at(Side::New), "a late answer says nothing of the new token");
     }
 
+    /// Two renewals of a claim that is held in the new store ask the old one: the first is refused and gives up its place.
+    #[test]
+    fn what_one_renewal_has_taken_along_another_does_not_leave() {
+        for is_late in [false, true] {
+            let entry = entry();
+            let ask = |side| {
+                entry.ask_at(side).map(|mut asking| {
+                    asking.granted();
+                    asking
+                })
+            };
+            let held = |phase| Held { phase, fence: Fence::new(1), span: 1 };
+            drop(ask(Side::New));
+            assert!(entry.hold(held(Phase::New), None, None));
+            drop(ask(Side::Old));
+            let second = ask(Side::Old).expect("it is asked for again");
+            if is_late {
+                assert!(entry.hold(held(Phase::Both), Some(Phase::New), None));
+                assert!(entry.leave(Side::Old).is_none(), "it is held there");
+            } else {
+                assert!(entry.leave(Side::Old).is_some(), "a place is left there");
+                assert!(!entry.hold(held(Phase::Both), Some(Phase::New), None), "it may be released there");
+            }
+            drop(second);
+        }
+    }
+
     #[test]
     fn a_release_that_overtakes_a_request_leaves_something_to_release() {
         let entry = entry();
         let asking = entry.ask_at(Side::New).expect("first");
         assert!(entry.ask_at(Side::New).is_none(), "one request at a time");
-        entry.end(LossReason::Gone, true);
+        entry.end();
         let released = entry.release_at(Side::New);
         entry.released(Side::New, &released).expect("random");
         assert!(entry.is_at(Side::New), "the request may arrive after the release");
@@ -172,16 +179,12 @@ mod tests {
         for claim in [&lapsing, &lasting] {
             let entry = claims.get(claim).expect("known");
             entry.ask_at(Side::Old).expect("nothing was asked for").granted();
-            entry.end(LossReason::Gone, false);
+            entry.lose(LossReason::Gone);
             let held = Held { phase: Phase::Old, fence: Fence::new(1), span: 1 };
             assert!(!entry.hold(held, None, None) && entry.held().is_none());
             claims.settle(&entry);
-            assert!(claims.over(start, |of| of == claim).is_empty(), "no holder has heard of it");
-            entry.end(LossReason::Gone, true);
-            assert!(claims.over(start, |of| of == claim).is_empty(), "another call has it in hand");
+            assert!(claims.get(claim).is_some(), "something is left of it");
         }
-        assert_eq!(claims.over(start, |_| true).len(), 2);
-        assert_eq!(claims.over(later, |_| true).len(), 1);
         for _ in 0..=NEW_CLAIMS {
             claims.enter(&claim(), later, Some(later));
         }

@@ -27,15 +27,12 @@ use super::{
 use crate::{
     AcquireRequest, Attempt, Claim, Error, ErrorKind, Fence, HolderInfo, KeyState, LockStore, Moment, Query, Release,
     Renewal, Renewed, Result, StoreInfo,
-    store::{Records, SingleFlight, join_all, unpoisoned},
+    store::{Records, SingleFlight, unpoisoned},
 };
 
 /// How long a caller waits for the record. A reading that takes longer goes on, and is for those who ask next; where nobody drives its
 /// runtime, the next one takes its place.
 const READ_WITHIN: Duration = Duration::from_secs(3);
-
-/// How many claims that are over are looked after by one call that is about others.
-const CLEARED_AT_ONCE: usize = 4;
 
 /// A store over the old store and the new one of a migration, which is in either or in both, as the record of the migration
 /// says at the moment.
@@ -302,28 +299,16 @@ impl Dual {
     }
 
     /// The same of a part whose release was noted.
-    pub(super) async fn release_part(&self, entry: &Entry, side: Side, claim: &Claim, bound: Duration) -> bool {
+    async fn release_part(&self, entry: &Entry, side: Side, claim: &Claim, bound: Duration) -> bool {
         let answer = tokio::time::timeout(bound, self.pair.at(side).release(claim)).await;
         matches!(answer, Ok(Ok(_))) && entry.released(side, claim).is_ok()
     }
 
-    /// Releases what is left of some claims that were released: a store was out of reach then.
-    pub(super) async fn clear_up(&self, bound: Duration, is_meant: impl Fn(&Claim) -> bool) {
-        let mut over = self.claims.over(self.pair.now(), is_meant);
-        if over.is_empty() {
-            return;
+    /// Releases what is left of a claim at a store that it is not held in, unless by now it is.
+    pub(super) async fn leave_at(&self, entry: &Entry, side: Side, bound: Duration) {
+        if let Some(claim) = entry.leave(side) {
+            self.release_part(entry, side, &claim, bound).await;
         }
-        // Others each time: those of a store that is away must not be in the way of the rest.
-        let first = usize::try_from(self.pair.now().as_nanos() / 1000).unwrap_or_default();
-        let first = first % over.len();
-        over.rotate_left(first);
-        over.truncate(CLEARED_AT_ONCE);
-        let clear = over.iter().map(|entry| async move {
-            let at = Side::ALL.into_iter().filter(|side| entry.is_at(*side));
-            join_all(at.map(|side| self.drop_at(entry, side, bound))).await;
-            self.claims.settle(entry);
-        });
-        join_all(clear).await;
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     phase::{Phase, Side},
     record::{PhaseRecord, unmark},
 };
-use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result, engine::KEPT};
+use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result};
 
 /// A holder of a lock in one of the stores.
 #[derive(Clone, Debug)]
@@ -19,13 +19,6 @@ pub struct Seen {
     pub phase: Option<Phase>,
     /// The holder.
     pub holder: Holder,
-}
-
-impl Seen {
-    /// Whether nobody is at work, and the lock is only [kept](crate::Lock::keep_for) from others, as far as its description tells.
-    fn is_kept(&self) -> bool {
-        self.holder.info.as_str().ends_with(KEPT)
-    }
 }
 
 impl Migration {
@@ -81,7 +74,7 @@ impl Migration {
             first.holder.info,
             first.side
         );
-        let kept = others().filter(|seen| seen.is_kept()).count();
+        let kept = others().filter(|seen| seen.holder.info.is_done()).count();
         if kept > 0 {
             why += &format!(
                 "; {kept} of them kept for a time after the work (keep_for): wait for the end of that, or break them"

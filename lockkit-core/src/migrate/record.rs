@@ -221,13 +221,7 @@ pub(super) fn drain(max_ttl: Duration, fresh: Duration) -> Duration {
 /// A holder's description with what marks it as a client of a migration behind it: a part of the id, and the phase as which it holds the lock
 /// (rule M12).
 pub(super) fn mark(info: &HolderInfo, id: &Token, phase: Phase) -> HolderInfo {
-    let mark = format!(" ~{}:{phase}", &id.reveal()[..8]);
-    let text = info.as_str();
-    let mut room = text.len().min(HolderInfo::MAX_BYTES - mark.len());
-    while !text.is_char_boundary(room) {
-        room -= 1;
-    }
-    HolderInfo::new(&format!("{}{mark}", &text[..room]))
+    info.followed_by(&format!(" ~{}:{phase}", &id.reveal()[..8]))
 }
 
 /// The description without the mark, and the phase of the mark, if there is one of this migration.

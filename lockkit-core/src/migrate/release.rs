@@ -8,7 +8,7 @@ impl Dual {
     pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
         if let Some(entry) = self.claims.get(claim) {
             // A renewal may have found it lost, and not have come to say so.
-            let lost = entry.end(LossReason::Gone, true);
+            let lost = entry.end();
             self.shadow.end(claim);
             let answer = self.release_all(&entry, both).await;
             self.claims.settle(&entry);
@@ -25,9 +25,9 @@ impl Dual {
     }
 
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
-    /// answers. The others have a short time; what is left there then is [cleared up](Self::clear_up) later.
+    /// answers. The others have a short time; what is left there then lapses, or, where nothing does, is released by the next call.
     async fn release_all(&self, entry: &Entry, of_two: fn(Release, Release) -> Release) -> Result<Release> {
-        entry.end(LossReason::Gone, true);
+        entry.end();
         let mut answer = None;
         let mut failed = None;
         // From here on it is asked for nowhere.

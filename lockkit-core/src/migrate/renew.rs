@@ -34,14 +34,13 @@ struct GoesOn {
 
 impl Dual {
     pub(super) async fn renew_in_phase(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let Some(bound) = renewals.iter().map(|renewal| aside(renewal.ttl)).min() else { return Vec::new() };
         let record = match self.confirmed().await {
             Ok(record) => record,
             Err(error) => return renewals.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut all_of_them: Vec<_> = renewals.iter().map(|renewal| self.begin(renewal, &record)).collect();
         self.ask_stores(&mut all_of_them, record.phase).await;
-        tokio::join!(self.finish(all_of_them, record.phase), self.clear_up(bound, |_| true)).0
+        self.finish(all_of_them, record.phase).await
     }
 
     fn begin<'a>(&self, renewal: &'a Renewal, record: &Confirmed) -> Renewing<'a> {
@@ -111,9 +110,7 @@ impl Dual {
         if matches!(answer, Renewed::Held(_)) {
             // What can't be told in time is told with a later renewal.
             for side in Side::ALL.into_iter().filter(|side| !phase.uses(*side)) {
-                if let Some(claim) = entry.leave(side) {
-                    Box::pin(self.release_part(entry, side, &claim, aside(renewal.ttl))).await;
-                }
+                Box::pin(self.leave_at(entry, side, aside(renewal.ttl))).await;
             }
             self.shadow_it(entry, renewal, &now);
         }
@@ -223,7 +220,7 @@ impl Dual {
             }
             // It is being taken along by another renewal, or a release from before is not answered yet.
             if entry.is_left_released(side) {
-                self.drop_at(entry, side, bound).await;
+                self.leave_at(entry, side, bound).await;
             }
             return Err(in_the_way("an earlier request or release there was not answered"));
         };
@@ -244,7 +241,7 @@ impl Dual {
             Ok(Attempt::Granted(_)) if entry.over().is_some() => {
                 // A release may have overtaken this request: it is released once more, under the token that was asked for.
                 drop(asking);
-                self.drop_at(entry, side, bound).await;
+                self.leave_at(entry, side, bound).await;
                 self.claims.settle(entry);
                 Err(in_the_way("its hold has ended meanwhile"))
             }
@@ -256,10 +253,10 @@ impl Dual {
                 if contention.burnt || request.wait.is_zero() {
                     asking.refused(contention.burnt)?;
                 } else {
-                    // A place in the queue of the old store is given up.
+                    // A place in the queue of the old store is given up, unless another renewal has got the lock by it meanwhile.
                     asking.granted();
                     drop(asking);
-                    self.drop_at(entry, side, bound).await;
+                    self.leave_at(entry, side, bound).await;
                 }
                 // It may be this very lock that is in the way, by an earlier request which arrived after its release.
                 if let Some(unanswered) = entry.unanswered_at(side) {
@@ -279,7 +276,7 @@ impl Dual {
     /// A lease is lost that one store has no more. What the other one has of it stays until the caller releases the claim: that this call
     /// is answered does not tell that its holder has heard.
     fn lose(&self, entry: &Entry, reason: LossReason) {
-        entry.end(reason, false);
+        entry.lose(reason);
         self.shadow.end(&entry.claim);
         self.claims.settle(entry);
     }

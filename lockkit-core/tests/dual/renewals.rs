@@ -91,53 +91,68 @@ async fn a_lease_that_one_store_lost_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// A caller that asks with the same claim takes a refusal for the end of it, and does not release it.
+/// The caller is told to release it: an answer that it was refused would be the end of it.
 #[tokio::test]
-async fn what_is_left_of_a_claim_whose_repetition_was_refused_is_cleared_up() -> Result<()> {
+async fn a_lost_lease_that_is_asked_for_again_is_in_doubt() -> Result<()> {
     let world = World::started().await?;
     world.step(Phase::Both).await?;
     let (dual, mine, next) = (world.client().await?, request("x"), request("x"));
     let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
     assert!(matches!(world.old.release(&mine.claim).await?, Release::Released { .. }));
-    let Attempt::Contended(refusal) = dual.acquire(&mine).await? else { panic!("it is lost") };
-    assert!(refusal.burnt);
+    let error = dual.acquire(&mine).await.expect_err("it is lost");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    assert!(world.is_held_at(&world.new, "x").await?, "its holder may not have heard");
+    assert!(matches!(dual.release(&mine.claim).await?, Release::NotHeld(_)));
     let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("its own lost lease is in its way") };
     Ok(())
 }
 
-/// The old store has lost two leases, and the holder of `y` has heard of it; the new store did not answer its release. The next renewal,
-/// of `x`, clears up what may be left of `y`, and has to wait for that in the new store.
-async fn lost_in_the_old_store() -> Result<(World, Arc<Dual>, HeldUp, AcquireRequest)> {
+#[tokio::test]
+async fn the_release_of_a_lost_lease_says_so_each_time() -> Result<()> {
     let world = World::started().await?;
     world.step(Phase::Both).await?;
+    let (dual, _, new, mine) = world.holder().await?;
+    assert!(matches!(world.old.release(&mine.claim).await?, Release::Released { .. }));
+    assert!(matches!(dual.renew(&[renewal(&mine.claim)]).await.remove(0)?, Renewed::Lost(_)));
+    new.is_cut_off.store(true, Ordering::SeqCst);
+    assert_eq!(dual.release(&mine.claim).await.expect_err("the new store is away").effect(), Effect::Unknown);
+    new.is_cut_off.store(false, Ordering::SeqCst);
+    let answer = dual.release(&mine.claim).await?;
+    assert!(matches!(answer, Release::NotHeld(_)), "{answer:?}");
+    assert!(!world.is_held_at(&world.new, "x").await?);
+    Ok(())
+}
+
+/// The old store has lost `x`. A renewal of both leases finds that, and has to wait for the new store, where it takes `y` along.
+async fn lost_in_the_old_store() -> Result<(World, Arc<Dual>, HeldUp, Claim, [Renewal; 2])> {
+    let world = World::started().await?;
     let (dual, _, new) = world.held_up().await?;
     let (mine, other) = (request("x"), request("y"));
-    for request in [&mine, &other] {
-        let Attempt::Granted(_) = dual.acquire(request).await? else { panic!("the lock is free") };
-        assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
-    }
-    assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
-    new.releases_only.store(true, Ordering::SeqCst);
+    let Attempt::Granted(_) = dual.acquire(&other).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    assert!(matches!(world.old.release(&mine.claim).await?, Release::Released { .. }));
+    new.acquisitions_only.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
-    assert!(poll_once(pin!(dual.release(&other.claim)).as_mut()).is_pending());
-    Ok((world, dual, new, mine))
+    let renewals = [&mine, &other].map(|request| renewal(&request.claim));
+    Ok((world, dual, new, mine.claim, renewals))
 }
 
 /// The call that finds a lease lost may be dropped, or its caller may stand still with the answer: its holder has not heard of it.
 #[tokio::test]
 async fn what_is_left_of_a_lost_lease_stays_until_its_release() -> Result<()> {
-    let (world, dual, new, mine) = lost_in_the_old_store().await?;
-    let renewals = [renewal(&mine.claim)];
+    let (world, dual, new, mine, renewals) = lost_in_the_old_store().await?;
     assert!(poll_once(pin!(dual.renew(&renewals)).as_mut()).is_pending());
-    assert!(!world.is_held_at(&world.new, "y").await?);
+    assert!(world.is_held_at(&world.new, "y").await?, "it was taken along");
     new.is_held_up.send_replace(false);
-    let any = [renewal(&request("z").claim)];
-    drop(dual.renew(&any).await);
+    let next = request("z");
+    let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("the lock is free") };
     assert!(world.is_held_at(&world.new, "x").await?, "its holder believes in it");
     assert!(matches!(dual.renew(&renewals).await.remove(0)?, Renewed::Lost(_)));
-    drop(dual.renew(&any).await);
+    drop(dual.renew(&[renewal(&next.claim)]).await);
     assert!(world.is_held_at(&world.new, "x").await?, "the answer may not have come to its holder");
-    assert!(matches!(dual.release(&mine.claim).await?, Release::NotHeld(_)));
+    assert!(matches!(dual.release(&mine).await?, Release::NotHeld(_)));
     assert!(!world.is_held_at(&world.new, "x").await?, "its holder has heard");
     Ok(())
 }
@@ -145,12 +160,10 @@ async fn what_is_left_of_a_lost_lease_stays_until_its_release() -> Result<()> {
 /// A holder does not hear that its lease is lost before the renewal that found it has seen to others, and may release it meanwhile.
 #[tokio::test]
 async fn a_lost_lease_is_not_released_as_if_it_was_held() -> Result<()> {
-    let (_world, dual, new, mine) = lost_in_the_old_store().await?;
-    let renewals = [renewal(&mine.claim)];
+    let (_world, dual, _new, mine, renewals) = lost_in_the_old_store().await?;
     let mut renewing = Box::pin(dual.renew(&renewals));
     assert!(poll_once(renewing.as_mut()).is_pending());
-    new.is_held_up.send_replace(false);
-    let released = dual.release(&mine.claim).await?;
+    let released = dual.release(&mine).await?;
     assert!(matches!(released, Release::NotHeld(_)), "{released:?}: the old store had it no more");
     Ok(())
 }

@@ -100,8 +100,8 @@ pub(crate) struct HeldUp {
     pub(crate) is_cut_off: Arc<AtomicBool>,
     /// Whether it is the requests of acquisitions and renewals that are held up, and not the answers.
     pub(crate) before: Arc<AtomicBool>,
-    /// Whether it is the releases only whose answers are held up.
-    pub(crate) releases_only: Arc<AtomicBool>,
+    /// Whether it is the acquisitions only whose answers are held up.
+    pub(crate) acquisitions_only: Arc<AtomicBool>,
     /// Told when an answer is held back.
     pub(crate) came: Arc<Notify>,
 }
@@ -113,7 +113,7 @@ impl HeldUp {
             is_held_up: watch::Sender::new(false),
             is_cut_off: Arc::default(),
             before: Arc::default(),
-            releases_only: Arc::default(),
+            acquisitions_only: Arc::default(),
             came: Arc::default(),
         }
     }
@@ -174,13 +174,14 @@ impl Alter for HeldUp {
             return self.inner.renew(renewals).await;
         }
         let answers = self.inner.renew(renewals).await;
-        if self.releases_only.load(Ordering::SeqCst) { answers } else { self.back(answers).await }
+        if self.acquisitions_only.load(Ordering::SeqCst) { answers } else { self.back(answers).await }
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.check()?;
         let answer = self.inner.release(claim).await;
-        if self.before.load(Ordering::SeqCst) { answer } else { self.back(answer).await }
+        let is_held_up = !self.before.load(Ordering::SeqCst) && !self.acquisitions_only.load(Ordering::SeqCst);
+        if is_held_up { self.back(answer).await } else { answer }
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
