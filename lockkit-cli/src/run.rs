@@ -66,7 +66,7 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 /// environment, or takes longer than a tenth of a second to load a program.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
-/// lasts until both have ended. The inner run is refused if the outer run's mode does not cover it (--read does not cover
+/// lasts until both have ended; several inner runs side by side do not exclude each other. The inner run is refused if the outer run's mode does not cover it (--read does not cover
 /// --write), or if the outer run belongs to another user, since it would wait for its own parent. While the outer run
 /// stands still, the inner one waits for its answer, even with --no-wait.
 ///
@@ -86,7 +86,8 @@ pub(crate) struct Args {
     /// How long the lease lasts when it is not renewed: how long others wait after a crash
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     ttl: Duration,
-    /// Give up, with exit status 75, when the lock does not become free within this time; without it, wait for ever
+    /// Give up, with exit status 75, when the lock does not become free within this time; without it, wait for ever, unless the
+    /// store is away
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "no_wait")]
     wait: Option<Duration>,
     /// Give up at once, with exit status 75, when the lock is not free
@@ -94,8 +95,8 @@ pub(crate) struct Args {
     no_wait: bool,
     /// Run CMD once in this time, among all that use the lock. The lock stays taken for all of that time, counted from when it
     /// was taken, whatever CMD's exit status, unless CMD can't be executed. Unless --wait is given, a later run gives up at once,
-    /// with exit status 75. Choose a time shorter than that from one start to the next: 23h for a daily job. If lockkit itself
-    /// is killed, others may run CMD when the lease has lapsed
+    /// with exit status 75. Choose a time shorter than that from one start to the next: 23h for a daily job. If lockkit
+    /// has to stop CMD, or is killed itself, others may run it as soon as the lease is free
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
     once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid

@@ -5,7 +5,6 @@ use crate::list::safeguards;
 const DUAL: &str = "lockkit-core/src/migrate/dual.rs";
 const ACQUIRE: &str = "lockkit-core/src/migrate/acquire.rs";
 const RENEW: &str = "lockkit-core/src/migrate/renew.rs";
-const CLAIMS: &str = "lockkit-core/src/migrate/claims.rs";
 const CLAIM: &str = "lockkit-core/src/migrate/claim.rs";
 const PAIR: &str = "lockkit-core/src/migrate/pair.rs";
 const RECORD: &str = "lockkit-core/src/migrate/record.rs";
@@ -128,17 +127,17 @@ safeguards! {
         "A store is left to itself only once its fences are above all that there were"
         "_ if «self.fences_are_set» => {}" => "true"
         by "lockkit-core/steps::ends::a_store_is_left_to_itself_once_its_fences_are_above_all_others";
-    moving_until_heard in CLAIMS
-        "One store's part of a lost lease keeps others out until its holder has released it"
-        "over.filter(|entry| «entry.is_heard()» && Arc::strong_count(entry) == 1)" => "true"
-        by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_its_release";
     moving_loss_is_no_release in RENEW
         "That a renewal finds a lease lost is no release of what the other store has of it"
-        "entry.end(reason, «false»);" => "true"
+        "Err(reason) => «return Ok(Renewed::Lost(reason))»," => "{ drop(self.release_in_phase(&one.renewal.claim).await); return Ok(Renewed::Lost(reason)) }"
         by "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_its_release";
+    moving_given_up in CLAIM
+        "A place that one renewal gives up is not the lease that another got by it"
+        "filter(|part| part.is_there() && «!is_held»)?" => "true"
+        by "lockkit-core/lib::migrate::claims::tests::what_one_renewal_has_taken_along_another_does_not_leave";
     moving_once in CLAIM
         "A renewal that comes late leaves alone what another one took along"
-        "state.over.is_some() || «state.held.is_some_and(|held| held.phase.uses(side))»" => "false"
+        "state.over().is_some() || «state.held.is_some_and(|held| held.phase.uses(side))»" => "false"
         by "lockkit-core/dual::renewals::a_renewal_that_comes_late_leaves_alone_what_another_took_along";
     moving_next_waits in STEPS
         "The next migration begins when no client acts on what it read of the last one"
@@ -162,7 +161,7 @@ safeguards! {
         by "lockkit-core/dual::renewals::a_renewal_does_not_stand_while_another_one_takes_the_lease_along";
     part_released in CLAIM
         "A renewal does not stand that counts on a part which was released since"
-        "state.over.is_none() && «is_whole» &&" => "true"
+        "state.over().is_none() && «is_whole» &&" => "true"
         by "lockkit-core/dual::renewals::a_grant_that_is_heard_after_its_release_is_asked_for_again";
     slow_reading in DUAL
         "A question for the record of a migration is led to its end, and there is one at a time"

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use lockkit::{
     ErrorKind,
-    migrate::{Client, Migration, Phase, PhaseRecord, Step},
+    migrate::{Client, Migration, Phase, PhaseRecord, State, Step},
 };
 
 use super::{
@@ -47,8 +47,11 @@ pub(super) fn start(args: StartArgs) -> Exit {
 
 pub(super) fn step(args: StepArgs, way: Way) -> Exit {
     let stores = args.stores.clone();
-    let before = interrupt::block_on(async move { Ok(stores.migration().await?.state().await?.record) })?;
-    let goal = goal(&args, way, &before)?;
+    let State { record: before, has } =
+        interrupt::block_on(async move { Ok(stores.migration().await?.state().await?) })?;
+    // What was killed may be repeated: without a goal, it is not to lead any further.
+    let is_unfinished = args.to_phase.is_none() && has.iter().any(|has| matches!(has, Ok(false)));
+    let goal = if is_unfinished { Goal::of(&before) } else { goal(&args, way, &before)? };
     if goal != Goal::of(&before) {
         confirm(&what_happens(&before, goal), args.yes)?;
     }
@@ -65,7 +68,11 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
         if let Err(error) = copied {
             say(&format!("warning: the other store could not be told yet, repeat this when it is back: {error}"));
         }
-        let already = if goal == Goal::of(&before) { " already, and both stores know it" } else { "" };
+        let already = match goal == Goal::of(&before) {
+            true if is_unfinished => ": a store did not know that yet, and no other step was taken",
+            true => " already, and both stores know it",
+            false => "",
+        };
         tell(&format!("the phase is {}{already}\n", record.phase_name()))
     })
 }

@@ -117,6 +117,10 @@ pub(super) async fn run_under(
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
     let key = task.key;
+    if let (Lease::Own(guard, _), true) = (&hold.lease, bitten || matches!(end, End::Stopped { .. })) {
+        // The work is half done: another may do it in this window.
+        drop(guard.keep_for(Duration::ZERO));
+    }
     match end {
         End::Stopped { why, in_time: true } => {
             Ok(Finish::Stopped(format!("stopped CMD before its lease of {key:?} could lapse: {why}")))

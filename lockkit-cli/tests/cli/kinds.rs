@@ -6,7 +6,7 @@ use std::{
     process::Stdio,
 };
 
-use crate::support::{Line, Redis, Running, code, complaint, complaints, stdout};
+use crate::support::{Line, Redis, Running, code, complaint, complaints, eventually, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -74,6 +74,19 @@ fn a_job_runs_once_per_window() {
     let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
     assert_eq!(code(&redis.lockkit(&["break", "k", "--token", &token]).output().unwrap()), 0);
     assert_eq!(try_run(&redis, &[]), 0);
+}
+
+/// Its work is half done: another host may do it.
+#[test]
+fn a_command_that_is_stopped_keeps_no_window() {
+    let (redis, line) = (Redis::start(), Line::new());
+    let script = "exec 3>$LINE; trap 'echo stopped >&3; exit' TERM; echo up >&3; while :; do sleep 0.05; done";
+    let job = line.start(redis.run("k", &["--once-per", "1h", "--ttl", "2s"], script));
+    redis.freeze();
+    assert_eq!(line.hear(), "stopped");
+    redis.thaw();
+    assert_eq!(code(&job.end()), 74);
+    eventually("the window to be free", || !redis.is_held("k"));
 }
 
 #[test]

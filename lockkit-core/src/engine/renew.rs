@@ -189,7 +189,10 @@ impl Engine {
     }
 
     fn failed(self: &Arc<Self>, leases: &[Arc<Lease>], error: &Error) {
-        leases.iter().for_each(|lease| self.answered(lease, self.now(), Err(error.clone())));
+        for lease in leases {
+            let error = error.clone().at("renew", Some(&lease.claim.key), &self.store.info().name);
+            self.answered(lease, self.now(), Err(error));
+        }
     }
 
     /// Renews one lease now, which also shows the count of nested holds in the store.
@@ -316,7 +319,7 @@ impl RenewalCall {
         }
         // The others of the lane must not wait for it; but should an answer come after all, it is as good as any.
         let leases = mem::take(&mut self.leases);
-        let late = Error::new(ErrorKind::TimedOut, format!("no answer in {limit:?}")).unknown_effect();
+        let late = Error::new(ErrorKind::TimedOut, format!("no answer in {} ms", limit.as_millis())).unknown_effect();
         self.engine.failed(&leases, &late);
         self.leave();
         let deadline = leases.iter().map(|lease| lease.state().deadline()).max();
