@@ -80,7 +80,8 @@ fn a_job_runs_once_per_window() {
 #[test]
 fn a_command_that_is_stopped_keeps_no_window() {
     let (redis, line) = (Redis::start(), Line::new());
-    let script = "exec 3>$LINE; trap 'echo stopped >&3; exit' TERM; echo up >&3; while :; do sleep 0.05; done";
+    let script =
+        "exec 3>$LINE 2>/dev/null; trap 'echo stopped >&3; exit' TERM; echo up >&3; while :; do sleep 0.05; done";
     let job = line.start(redis.run("k", &["--once-per", "1h", "--ttl", "2s"], script));
     redis.freeze();
     assert_eq!(line.hear(), "stopped");
