@@ -117,9 +117,10 @@ impl Error {
         if sent == Sent::Yes { self.unknown_effect() } else { self }
     }
 
-    /// A request was not answered within `bound`.
+    /// A request was not answered within `bound`, which is told in whole milliseconds.
     #[must_use]
     pub fn no_answer(bound: Duration, sent: Sent) -> Self {
+        let bound = Duration::from_millis(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX));
         Self::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")).after(sent)
     }
 

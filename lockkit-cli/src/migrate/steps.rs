@@ -49,8 +49,13 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
     let stores = args.stores.clone();
     let State { record: before, has } =
         interrupt::block_on(async move { Ok(stores.migration().await?.state().await?) })?;
-    // What was killed may be repeated: without a goal, it is not to lead any further.
-    let is_unfinished = args.to_phase.is_none() && has.iter().any(|has| matches!(has, Ok(false)));
+    // What was killed may be repeated: without a goal, it is not to lead any further. The other way is open.
+    let led_here = match (before.phase, before.came_from) {
+        (Phase::New, _) | (Phase::Both, Phase::Old) => Way::Forward,
+        _ => Way::Back,
+    };
+    let is_repeated = args.to_phase.is_none() && way == led_here;
+    let is_unfinished = is_repeated && has.iter().any(|has| matches!(has, Ok(false)));
     let goal = if is_unfinished { Goal::of(&before) } else { goal(&args, way, &before)? };
     if goal != Goal::of(&before) {
         confirm(&what_happens(&before, goal), args.yes)?;
@@ -65,10 +70,11 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
             return Err(Failure::new(UNAVAILABLE, message));
         }
         let Step { record, copied } = go(&migration, goal).await?;
+        let is_copied = copied.is_ok();
         if let Err(error) = copied {
             say(&format!("warning: the other store could not be told yet, repeat this when it is back: {error}"));
         }
-        let already = match goal == Goal::of(&before) {
+        let already = match is_copied && goal == Goal::of(&before) {
             true if is_unfinished => ": a store did not know that yet, and no other step was taken",
             true => " already, and both stores know it",
             false => "",

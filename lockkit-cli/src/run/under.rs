@@ -101,25 +101,26 @@ pub(super) async fn run_under(
         }
     };
     watchdog.guard(work.targets());
-    // Not before CMD has begun: a host that can't execute it does not keep the others from running it.
-    let keep = async {
-        if let (Lease::Own(guard, _), Some(window), Some(report)) = (&hold.lease, task.once_per, report)
-            && report.has_begun().await
-        {
-            // It can only be lost by now, and then CMD is stopped.
-            drop(guard.keep_for(window));
+    let begun = async {
+        match report {
+            Some(report) => report.has_begun().await,
+            None => false,
         }
     };
     let liveness = &locker.info().capability.liveness;
     let supervised = supervise::supervise(&hold, liveness, margins, &mut work, &mut watchdog, lender, signals);
-    let (end, ()) = tokio::join!(supervised, keep);
+    let (end, has_begun) = tokio::join!(supervised, begun);
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
     let key = task.key;
-    if let (Lease::Own(guard, _), true) = (&hold.lease, bitten || matches!(end, End::Stopped { .. })) {
-        // The work is half done: another may do it in this window.
-        drop(guard.keep_for(Duration::ZERO));
+    // A host that can't execute CMD does not keep the others from running it, nor does one whose CMD was stopped: its work is half done.
+    if let (Lease::Own(guard, _), Some(window), End::Over) = (&hold.lease, task.once_per, &end)
+        && has_begun
+        && !bitten
+    {
+        // It can only be lost by now, which its release tells.
+        drop(guard.keep_for(window));
     }
     match end {
         End::Stopped { why, in_time: true } => {

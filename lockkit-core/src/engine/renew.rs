@@ -26,6 +26,7 @@ use super::{
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
+    store::Sent,
     store::{renew_one, unpoisoned},
 };
 
@@ -319,7 +320,7 @@ impl RenewalCall {
         }
         // The others of the lane must not wait for it; but should an answer come after all, it is as good as any.
         let leases = mem::take(&mut self.leases);
-        let late = Error::new(ErrorKind::TimedOut, format!("no answer in {} ms", limit.as_millis())).unknown_effect();
+        let late = Error::no_answer(limit, Sent::Yes);
         self.engine.failed(&leases, &late);
         self.leave();
         let deadline = leases.iter().map(|lease| lease.state().deadline()).max();

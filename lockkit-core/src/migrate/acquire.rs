@@ -31,7 +31,7 @@ impl Dual {
         let entry = self.claims.enter(&request.claim, record.at, self.lapse(record.at));
         if entry.over().is_some() {
             let why = "the claim was released: ask with a new token (rule R2)";
-            return Err(Error::invalid(why));
+            return Err(if entry.is_nowhere() { Error::invalid(why) } else { lost() });
         }
         if entry.held().is_some() {
             return self.repeat(request).await;
@@ -264,12 +264,14 @@ impl Dual {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error.unknown_effect()),
             // One of the stores may still have it, and that is for the caller to release.
-            Some(Ok(Renewed::Lost(_))) | None => {
-                let why = "the lease is lost: release the claim, and ask with a new token (rule R2)";
-                Err(Error::new(ErrorKind::Unavailable, why).unknown_effect())
-            }
+            Some(Ok(Renewed::Lost(_))) | None => Err(lost()),
         }
     }
+}
+
+fn lost() -> Error {
+    let why = "the lease is lost: release the claim, and ask with a new token (rule R2)";
+    Error::new(ErrorKind::Unavailable, why).unknown_effect()
 }
 
 /// How long to stay away from a lock that is held at the new store alone: at random, so that of several that do, each gets its

@@ -268,6 +268,11 @@ impl Dual {
         Ok(epoch)
     }
 
+    /// The phase by the last reading, however old that is.
+    pub(super) fn last_phase(&self) -> Phase {
+        self.seen().record.phase
+    }
+
     fn seen(&self) -> MutexGuard<'_, SeenRecord> {
         unpoisoned(&self.seen)
     }

@@ -12,7 +12,7 @@ impl Dual {
             self.shadow.end(claim);
             let answer = self.release_all(&entry, both).await;
             self.claims.settle(&entry);
-            return answer.map(|release| lost.map_or(release, |reason| both(release, Release::NotHeld(reason))));
+            return answer.map(|release| lost.map_or(release, |reason| both(Release::NotHeld(reason), release)));
         }
         // Of another client, or released before. How it was held is not known here: perhaps as of the phase before. When the migration is
         // over, the store that is left has the last word: where nothing lapses, a release is repeated until it is answered.
@@ -25,7 +25,7 @@ impl Dual {
     }
 
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
-    /// answers. The others have a short time; what is left there then lapses, or, where nothing does, is released by the next call.
+    /// answers. The others have a short time; what is left there then lapses, unless it is in the way of others: the caller is to release it again.
     async fn release_all(&self, entry: &Entry, of_two: fn(Release, Release) -> Release) -> Result<Release> {
         entry.end();
         let mut answer = None;
@@ -59,9 +59,10 @@ impl Dual {
         }
         for side in others.into_iter().flatten() {
             let is_told = self.drop_at(entry, side, aside(self.first.max_ttl)).await;
-            // There nothing lapses: the core has to repeat it until it is answered, and until no request is under way that may arrive after
-            // that answer.
-            if (!is_told || entry.is_at(side)) && self.pair.at(side).info().capability.liveness.session.is_some() {
+            // Where nothing lapses the core has to repeat it until it is answered, and until no request is under way that may arrive after
+            // that answer. Where it lapses it keeps nobody out meanwhile, unless the phase has come there.
+            let lapses = self.pair.at(side).info().capability.liveness.session.is_none();
+            if !lapses && (!is_told || entry.is_at(side)) || !is_told && self.last_phase().uses(side) {
                 let why = format!("the {side} store may not have heard of the release of what was left there");
                 failed = failed.or(Some(Error::new(ErrorKind::Unavailable, why)));
             }

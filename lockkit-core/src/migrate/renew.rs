@@ -34,6 +34,9 @@ struct GoesOn {
 
 impl Dual {
     pub(super) async fn renew_in_phase(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        if renewals.is_empty() {
+            return Vec::new();
+        }
         let record = match self.confirmed().await {
             Ok(record) => record,
             Err(error) => return renewals.iter().map(|_| Err(error.clone())).collect(),

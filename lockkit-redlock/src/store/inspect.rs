@@ -96,7 +96,7 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
     let mut left: Vec<Option<Duration>> = shown.iter().map(|holder| holder.remaining).collect();
     // It is held until one node too many has let it go. None is for ever.
     left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-    // After a raise they differ, and the fence of the grant is none of them.
+    // After a raise they differ, and which of them is the fence of the grant is not to be told.
     let fence = shown[0].fence.filter(|_| shown.iter().all(|holder| holder.fence == shown[0].fence));
     Holder {
         token: shown[0].token,

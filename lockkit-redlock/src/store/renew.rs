@@ -176,7 +176,7 @@ impl Item {
                 }
                 held(grant.fence, grant.span)
             }
-            // After a raise no node shows the fence of the grant, and some may show one below it.
+            // After a raise some nodes show a number below the fence of the grant, and which do can't be told.
             (Decision::Done, None) => {
                 let message = "the lease was granted to another client, and the nodes do not show its fence";
                 Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())

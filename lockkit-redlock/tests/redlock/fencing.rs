@@ -47,7 +47,7 @@ async fn counters_that_are_apart_cost_one_more_round() {
     assert!(next.fence >= first.fence.offset(65), "{} is within the span at {}", next.fence, first.fence);
 }
 
-/// What the nodes show of a grant is not its fence after a second round.
+/// After a second round some nodes show another number than the fence of the grant.
 #[tokio::test]
 async fn the_fence_of_another_client_is_not_made_up() {
     let stores = memories(3);
