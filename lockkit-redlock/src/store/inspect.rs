@@ -96,14 +96,14 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
     let mut left: Vec<Option<Duration>> = shown.iter().map(|holder| holder.remaining).collect();
     // It is held until one node too many has let it go. None is for ever.
     left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-    // After a raise they differ, and which of them is the fence of the grant is not to be told.
-    let fence = shown[0].fence.filter(|_| shown.iter().all(|holder| holder.fence == shown[0].fence));
+    // After a raise most may show one below the fence of the grant.
+    let fences = || shown.iter().filter_map(|holder| holder.fence);
     Holder {
         token: shown[0].token,
         info: HolderInfo::new(most_common(shown.iter().map(|holder| holder.info.as_str())).unwrap_or_default()),
         mode: shown[0].mode,
         depth: most_common(shown.iter().map(|holder| holder.depth)).unwrap_or(1),
-        fence: known_fence(quorum, shown[0].token).or(fence),
+        fence: known_fence(quorum, shown[0].token).or_else(|| most_common(fences())),
         remaining: left.get(quorum.majority - 1).or(left.last()).copied().flatten(),
     }
 }
