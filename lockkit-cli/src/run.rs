@@ -66,9 +66,9 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 /// environment, or takes longer than a tenth of a second to load a program.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
-/// lasts until both have ended; several inner runs side by side do not exclude each other. The inner run is refused if the outer run's mode does not cover it (--read does not cover
-/// --write), or if the outer run belongs to another user, since it would wait for its own parent. While the outer run
-/// stands still, the inner one waits for its answer, even with --no-wait.
+/// lasts until both have ended. Several inner runs side by side do not exclude each other. The inner run is refused if the
+/// outer run's mode does not cover it (--read does not cover --write), or if the outer run belongs to another user, since it
+/// would wait for its own parent. While the outer run stands still, the inner one waits for its answer, even with --no-wait.
 ///
 /// Signals: TERM, INT, HUP and QUIT are passed to CMD and all that it started, USR1 and USR2 to CMD alone. With a
 /// controlling terminal CMD shares the process group, so that it can read from the terminal, pipes and job control work,

@@ -141,7 +141,7 @@ pub(crate) fn left(holder: &Holder) -> String {
 
 /// The holder of a lock and what is left of its lease, as half a sentence.
 pub(crate) fn held_by(state: &KeyState, liveness: &Liveness) -> String {
-    let Some(first) = state.holders.first() else { return "held by nobody by now".to_owned() };
+    let Some(first) = state.holders.first() else { return "free by now, or not granted for the moment".to_owned() };
     let others = match state.holders.len() - 1 {
         0 => String::new(),
         others => format!(" and {others} more"),

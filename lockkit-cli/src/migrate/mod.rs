@@ -56,13 +56,15 @@ enum What {
     ///
     /// With --to-phase shadow, from old: clients ask the new store, too, whose answers decide nothing; status shows them.
     ///
-    /// A step out of the phase both waits until no client can act on that phase any more. If the last step was such a one, and a store
-    /// has not been told of it, that store is told, and no other step is taken; --to-phase says which step is meant.
+    /// A step out of the phase both waits until no client can act on that phase any more.
+    ///
+    /// If the last step led on as well, and one store has not been told of it, this tells that store and takes no other step.
+    /// --to-phase says which step is meant.
     Advance(StepArgs),
     /// Go one step back: from new to both, or from both to old
     ///
-    /// If the last step was such a one, and a store has not been told of it, that store is told, and no other step is taken; --to-phase
-    /// says which step is meant.
+    /// If the last step led back as well, and one store has not been told of it, this tells that store and takes no other step.
+    /// --to-phase says which step is meant.
     Rollback(StepArgs),
     /// End it, in the phase old or new: clients of the migration get no locks from then on. All services must use one store by now. The
     /// command waits for a drain before the end, and after it until no client acts on an earlier reading of the phase

@@ -55,7 +55,6 @@ pub(super) async fn announce(lock: &Lock, key: &LockKey, liveness: &Liveness) ->
 async fn holder(lock: &Lock, liveness: &Liveness) -> String {
     match lock.inspect().await {
         Ok(state) => held_by(&state, liveness),
-        // It is no more than likely that another has it.
-        Err(error) => format!("not known to be free: {}", error.message()),
+        Err(error) => format!("held, or out of reach: {}", error.message()),
     }
 }

@@ -26,8 +26,7 @@ use super::{
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
-    store::Sent,
-    store::{renew_one, unpoisoned},
+    store::{Sent, renew_one, unpoisoned},
 };
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:

@@ -25,7 +25,8 @@ impl Dual {
     }
 
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
-    /// answers. The others have a short time; what is left there then lapses, unless it is in the way of others: the caller is to release it again.
+    /// answers. The others have a short time; what is left there then lapses, unless it is in
+    /// the way of others: the caller is to release it again.
     async fn release_all(&self, entry: &Entry, of_two: fn(Release, Release) -> Release) -> Result<Release> {
         entry.end();
         let mut answer = None;

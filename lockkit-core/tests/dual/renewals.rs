@@ -164,9 +164,7 @@ async fn what_is_left_of_a_lost_lease_stays_until_its_release() -> Result<()> {
 async fn a_release_that_a_store_of_the_phase_did_not_hear_is_in_doubt() -> Result<()> {
     let world = World::started().await?;
     let (dual, _, new, mine) = world.holder().await?;
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
-    dual.inspect(&Query::Prefix(String::new())).await?;
+    world.step_and_read(Phase::Both, &dual).await?;
     new.acquisitions_only.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
     assert!(poll_once(pin!(dual.renew(&[renewal(&mine.claim)])).as_mut()).is_pending());
@@ -195,10 +193,7 @@ async fn a_lost_lease_is_not_released_as_if_it_was_held() -> Result<()> {
 async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Result<()> {
     let world = World::started().await?;
     let (dual, old, new, mine) = world.holder().await?;
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
-    // The phase is read, so that the renewals get as far as to the stores when they are polled once.
-    dual.inspect(&Query::Prefix(String::new())).await?;
+    world.step_and_read(Phase::Both, &dual).await?;
     let renewals = [renewal(&mine.claim)];
     let [mut first, mut second, mut third] = [(); 3].map(|()| Box::pin(dual.renew(&renewals)));
     old.is_held_up.send_replace(true);
@@ -243,10 +238,7 @@ async fn a_release_that_overtakes_taking_along_leaves_nothing_behind() -> Result
 async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() -> Result<()> {
     let world = World::with_durable_home().await?;
     let (dual, _, new, mine) = world.holder().await?;
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
-    // The phase is read, so that the renewal gets as far as to the new store when it is polled once.
-    dual.inspect(&Query::Prefix(String::new())).await?;
+    world.step_and_read(Phase::Both, &dual).await?;
     new.before.store(true, Ordering::SeqCst);
     new.is_held_up.send_replace(true);
     let renewals = [renewal(&mine.claim)];
@@ -282,9 +274,7 @@ async fn back_and_forth(world: &World, dual: &impl LockStore, new: &HeldUp, rene
 async fn a_grant_that_is_heard_after_its_release_is_asked_for_again() -> Result<()> {
     let world = World::with_durable_home().await?;
     let (dual, _, new, mine) = world.holder().await?;
-    world.step(Phase::Both).await?;
-    world.clock.advance(START.fresh);
-    dual.inspect(&Query::Prefix(String::new())).await?;
+    world.step_and_read(Phase::Both, &dual).await?;
     new.is_held_up.send_replace(true);
     let renewals = [renewal(&mine.claim)];
     let mut late = Box::pin(dual.renew(&renewals));

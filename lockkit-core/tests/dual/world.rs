@@ -59,6 +59,13 @@ impl World {
         step.copied
     }
 
+    /// The same, and this client reads the new phase: its calls get as far as to the stores when they are polled once.
+    pub(crate) async fn step_and_read(&self, goal: Phase, client: &Dual) -> Result<()> {
+        self.step(goal).await?;
+        self.clock.advance(START.fresh);
+        client.inspect(&Query::Prefix(String::new())).await.map(drop)
+    }
+
     pub(crate) async fn client(&self) -> Result<Arc<Dual>> {
         Ok(Arc::new(Dual::connect(Arc::new(self.old.clone()), Arc::new(self.new.clone())).await?))
     }

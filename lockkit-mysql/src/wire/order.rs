@@ -120,8 +120,9 @@ impl Statements {
     }
 
     /// Prolongs the place of a claim in the queue, or the lease that it was granted with the lock alone. It may have come to ask for a higher fence. The
-    /// answer is one row: the question; in how many microseconds to ask again, if it can but wait until then, behind others for a lock that
-    /// somebody has, or as the first for one that somebody has for himself; the holder, if there is one; whether it has the lock, with fence, span and depth. Without a row of the lock the id is 0, which none has.
+    /// answer is one row: the question; in how many microseconds to ask again, if it waits behind others for a lock that is held, or is the
+    /// first for one that is held exclusively, so that there is nothing else to do; the holder, if there is one; whether it has the lock,
+    /// with fence, span and depth. Without a row of the lock the id is 0, which none has.
     ///
     /// One that waits has no use for the row of the lock, and does not lock it.
     pub(crate) fn keep_place(

@@ -96,7 +96,7 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
     let mut left: Vec<Option<Duration>> = shown.iter().map(|holder| holder.remaining).collect();
     // It is held until one node too many has let it go. None is for ever.
     left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
-    // After a raise most may show one below the fence of the grant.
+    // After a raise most nodes may show a number below the fence of the grant.
     let fences = || shown.iter().filter_map(|holder| holder.fence);
     Holder {
         token: shown[0].token,

@@ -176,7 +176,7 @@ impl Item {
                 }
                 held(grant.fence, grant.span)
             }
-            // After a raise some nodes show a number below the fence of the grant, and which do can't be told.
+            // After a raise some nodes show a number below the fence of the grant. Without the record of the grant nothing tells them apart.
             (Decision::Done, None) => {
                 let message = "the lease was granted to another client, and the nodes do not show its fence";
                 Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
